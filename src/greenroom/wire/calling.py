@@ -1,0 +1,90 @@
+"""How a role calls another: one pooled client, a deadline on every call, errors rebuilt from the wire.
+
+A call that could not be *sent* raises NodeUnavailable and may be repeated elsewhere. One whose answer was lost
+after it was sent raises OutcomeUnknown if it changes something (the caller asks by key), else NodeUnavailable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from greenroom.errors import InternalError, NodeUnavailable, OutcomeUnknown, from_wire
+
+T = TypeVar("T")
+
+
+class RoleClient:
+    """Calls other roles' internal APIs with this role's bearer token. Use as an async context manager."""
+
+    def __init__(self, token: str, connections_per_host: int = 256) -> None:
+        self._token = token
+        self._limit = connections_per_host
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> RoleClient:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._limit),
+            headers={"Authorization": f"Bearer {self._token}"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=3.0),
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def call(
+        self, method: str, url: str, kind: type[T], body: object = None, *, deadline: float = 10.0
+    ) -> T:
+        """Send `body` as JSON and decode the answer as `kind` (`type(None)` for an empty one).
+
+        Raises the error that the other role answered with, NodeUnavailable when it cannot be reached or does
+        not answer a read within `deadline` seconds, OutcomeUnknown when a mutation's answer was lost.
+        """
+        if self._session is None:
+            raise InternalError("the role client is not open")
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(3.0, deadline))
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                payload = await response.read()
+                status = response.status
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NodeUnavailable(f"cannot connect to {_where(url)}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if method in ("GET", "HEAD"):
+                raise NodeUnavailable(f"no answer from {_where(url)}") from error
+            raise OutcomeUnknown(f"the answer of {_where(url)} to {method} was lost") from error
+        if status >= 400:
+            parsed: object = None
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                parsed = msgspec.json.decode(payload)
+            raise from_wire(status, parsed)
+        if kind is type(None):
+            return None  # type: ignore[return-value]
+        try:
+            return msgspec.json.decode(payload, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InternalError(f"{_where(url)} answered something unreadable") from error
+
+
+def _where(url: str) -> str:
+    """Host and port of a URL: error texts reach users, who need no internal paths."""
+    return url.split("://", 1)[-1].split("/", 1)[0]
+
+
+@contextlib.asynccontextmanager
+async def role_client(token: str) -> AsyncIterator[RoleClient]:
+    """An open RoleClient for the length of a block."""
+    async with RoleClient(token) as client:
+        yield client

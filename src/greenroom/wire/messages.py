@@ -1,0 +1,155 @@
+"""The messages between roles: frozen records, JSON on the wire, decoded and validated by msgspec.
+
+Times are Unix seconds as float (UTC) when they name an instant and seconds as float when they name a length.
+Unknown fields are ignored when reading, so that replicas of two versions can talk during an upgrade.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+# The bounds of what clients may send; the api enforces them before a message is built.
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+SandboxId = Annotated[str, msgspec.Meta(pattern=r"^i[a-z0-9]{19}$")]
+ClaimKey = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,255}$")]
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What one microVM is given: virtual CPUs, memory in MiB, disk in MiB."""
+
+    name: str
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True):
+    """A template as the store keeps it. `template_id` is opaque and stable, `name` is what people write."""
+
+    template_id: str
+    name: str
+    size: Size
+    created_at: float
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared warm pool, or one node's share of it: keep `target` members of `template` in `size` warm.
+
+    `warm` says how members wait: `paused` right after the restore, so that they have never run (no CPU, no
+    identity yet), or `running`, with an identity of their own before they count as warm.
+    """
+
+    template: str
+    size: Size
+    target: int
+    warm: Literal["paused", "running"] = "paused"
+
+
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask a master (and it a node) for one sandbox. `key` makes repeating it safe."""
+
+    key: ClaimKey
+    template: str
+    size: Size
+    ttl: float
+    metadata: dict[str, str] = {}
+    env: dict[str, str] = {}
+    secure: bool = True
+    owner: str = ""
+    """Id of the API key's owner; listings are filtered by it."""
+    wait: float = 10.0
+    """Seconds the claim may stand in a dry pool's queue."""
+
+
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox as its node reports it. `token` is its envd access token: only for the api, never logged."""
+
+    sandbox_id: str
+    template: str
+    size: Size
+    state: Literal["running", "paused"]
+    started_at: float
+    ends_at: float
+    node: str
+    metadata: dict[str, str] = {}
+    owner: str = ""
+    token: str | None = None
+    claim_ms: dict[str, float] = {}
+    """Milliseconds each step of the claim took (queue, start, agent, identity, clock, total)."""
+    clock_offset_ms: float | None = None
+    """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
+    clock_error_ms: float | None = None
+
+
+class TimeoutRequest(msgspec.Struct, frozen=True):
+    """Let a sandbox end `ttl` seconds from now; with `extend_only`, never earlier than it would already."""
+
+    ttl: float
+    extend_only: bool = False
+
+
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool on one node. `waiting` claims stand in its queue; `failed` counts members that never got ready."""
+
+    template: str
+    size: str
+    target: int
+    warm: int
+    starting: int
+    waiting: int
+    failed: int = 0
+    reason: str = ""
+    """Why refill is held back, in plain words; empty when it is not."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node tells about itself at registration and in each heartbeat."""
+
+    name: str
+    code: str
+    api_url: str
+    relay_host: str
+    relay_port: int
+    engine: str
+    accelerator: str = ""
+    pools: list[PoolStatus] = []
+    sandboxes: int = 0
+    draining: bool = False
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as the master lists it. `live` is False when no heartbeat came within the lease."""
+
+    status: NodeStatus
+    live: bool
+    last_seen: float
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    """All known nodes at `revision`, which grows with each change of membership, address or liveness."""
+
+    revision: int
+    nodes: list[NodeInfo]
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """The master's answer to a registration or heartbeat: this node's share of every pool."""
+
+    pools: list[PoolSpec]
+
+
+class SandboxList(msgspec.Struct, frozen=True):
+    """A node's (or, from a master, every node's) sandboxes; `missing` names nodes that could not be read."""
+
+    sandboxes: list[Sandbox]
+    missing: list[str] = []
+
+
+class MasterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What `greenroom status` shows of the fleet."""
+
+    nodes: list[NodeInfo]
+    pools: list[PoolSpec]
+    templates: list[Template]

@@ -1,0 +1,33 @@
+"""The one way to start a background task: it cannot be garbage-collected and its error cannot be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_log = logging.getLogger(__name__)
+_running: set[asyncio.Task[Any]] = set()
+
+
+def spawn(coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+    """Run `coroutine` as a task called `name`, keep it alive, and log what it raises unless it is awaited."""
+    task = asyncio.get_running_loop().create_task(coroutine, name=name)
+    _running.add(task)
+    task.add_done_callback(_finished)
+    return task
+
+
+def _finished(task: asyncio.Task[Any]) -> None:
+    _running.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("task %s failed", task.get_name(), exc_info=error)
+
+
+async def stop(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel the tasks and wait until each has ended; errors they raise meanwhile are already logged."""
+    live = [task for task in tasks if task is not None and not task.done()]
+    for task in live:
+        task.cancel()
+    await asyncio.gather(*live, return_exceptions=True)
