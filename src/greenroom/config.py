@@ -116,6 +116,8 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Relayed connections on one node; one more is answered 503."""
     relay_connections_per_sandbox: int = 512
     """The same for one sandbox, answered 429."""
+    relay_idle_timeout: float = 660.0
+    """Seconds a relayed connection may be silent; longer than the proxy's, so that the proxy closes first."""
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
