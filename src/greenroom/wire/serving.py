@@ -203,7 +203,8 @@ class _Server(uvicorn.Server):
 async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> AsyncIterator[str]:
     """Serve `app` on `sock` until SIGTERM or SIGINT; yields its URL once, when it takes requests.
 
-    On the signal no new connection is taken, running requests get `drain` seconds, then the server ends.
+    On the signal no new connection is taken, running requests get `drain` seconds, then the server ends; the
+    callables in `app.state.on_leave` are called first, so that requests which only wait can be answered.
     """
     config = uvicorn.Config(
         app,
@@ -223,6 +224,8 @@ async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> Asyn
 
     def leave() -> None:
         server.should_exit = True
+        for farewell in getattr(app.state, "on_leave", ()):
+            farewell()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
