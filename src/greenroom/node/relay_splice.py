@@ -5,8 +5,8 @@ The join works on plain non-blocking sockets with `add_reader` and `add_writer`,
 * a reset is synchronous (`SO_LINGER` 0, then `close`), which a killed VM's connections need at once;
 * a direction reads only after all it read before was written, so it holds 64 KiB at most, and only while its
   receiver is slower than its sender; idle connections hold nothing, since all share one scratch buffer;
-* readers stay registered while bytes flow, so a chunk costs `recv`, `send` and one turn of `epoll`, where
-  `loop.sock_recv` would change the registration each time.
+* readers stay registered while bytes flow, so that a chunk costs `recv` and `send`, where `loop.sock_recv`
+  would change the registration with each.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 CHUNK = 64 << 10
 """Bytes read at a time, and the most one direction holds."""
 
+_CHUNKS_A_TURN = 16
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -163,23 +164,35 @@ class _Direction:
         self._loop.remove_writer(self._sink)
 
     def on_readable(self) -> None:
-        try:
-            size = self._source.recv_into(self._scratch)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self._splice.reset()
-            return
+        """Move what is there, until the source has no more for now or the sink takes no more.
+
+        It must not stop earlier: uvloop reports an error condition (a reset behind queued bytes) once and
+        then never again, so the call that learns of it is the one that reads on after the last byte.
+        """
         self._splice.touched = self._loop.time()
-        if size == 0:
-            self._finish()
-            return
-        chunk = self._scratch[:size]
-        sent = self._send(chunk)
-        if sent is not None and sent < size:
-            self.pending = memoryview(bytes(chunk[sent:]))
-            self._loop.remove_reader(self._source)
-            self._wait()
+        for _ in range(_CHUNKS_A_TURN):
+            try:
+                size = self._source.recv_into(self._scratch)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._splice.reset()
+                return
+            if size == 0:
+                self._finish()
+                return
+            chunk = self._scratch[:size]
+            sent = self._send(chunk)
+            if sent is None:
+                return
+            if sent < size:
+                self.pending = memoryview(bytes(chunk[sent:]))
+                self._loop.remove_reader(self._source)
+                self._wait()
+                return
+        # Others want their turn; registering anew makes a pending error be reported again.
+        self._loop.remove_reader(self._source)
+        self._loop.add_reader(self._source, self.on_readable)
 
     def on_writable(self) -> None:
         sent = self._send(self.pending)
