@@ -1,0 +1,141 @@
+"""Routes and authority: which service answers a request, and whether the caller may ask.
+
+With an access token set everything needs it, except ``/health``, ``/files`` (which also takes signatures)
+and the control routes (which take the control token). Services raise :class:`AgentError`; here it becomes
+a Connect error, a stream's last envelope, or the JSON of plain routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
+
+from . import connect
+from .commands import CommandService
+from .downloads import DownloadService
+from .errors import AgentError, ClientGone
+from .filesystem import FilesystemService
+from .identity import ControlService
+from .machine import Machine
+from .messages import encode
+from .metrics import Metrics
+from .processes import ProcessTable
+from .server import Request, Response
+from .settings import Settings
+from .signing import TOKEN_HEADER, same
+from .uploads import UploadService
+from .users import UserDirectory
+from .workers import Workers
+
+PROCESS_PREFIX = "/process.Process/"
+FILESYSTEM_PREFIX = "/filesystem.Filesystem/"
+
+Route = Callable[[Request, Response], Awaitable[None]]
+
+
+class App:
+    """The agent as a request handler; :meth:`handle` is what ``server`` calls."""
+
+    def __init__(self, settings: Settings, machine: Machine, workers: Workers, table: ProcessTable) -> None:
+        users = UserDirectory()
+        self._settings = settings
+        self._metrics = Metrics()
+        self._workers = workers
+        self._commands = CommandService(settings, users, workers, table)
+        self._filesystem = FilesystemService(settings, users, workers)
+        control = ControlService(settings, machine)
+        uploads = UploadService(settings, users, workers)
+        downloads = DownloadService(settings, users, workers)
+        self._open_routes: dict[str, dict[str, Route]] = {
+            "/health": {"GET": self._health, "HEAD": self._health},
+            "/files": {"GET": downloads.get, "HEAD": downloads.get, "POST": uploads.post},
+            "/init": {"POST": control.init},
+            "/clock": {"GET": control.clock, "POST": control.clock},
+        }
+        self._guarded_routes: dict[str, dict[str, Route]] = {
+            "/envs": {"GET": self._envs},
+            "/metrics": {"GET": self._read_metrics},
+        }
+        self._control = control
+
+    async def handle(self, request: Request, response: Response) -> None:
+        """Answer one request. Raises :class:`AgentError` for ``server`` to answer, or ClientGone."""
+        if "origin" in request.headers:
+            _allow_origin(request, response)
+        if request.method == "OPTIONS":
+            response.send(204)
+            return
+        path = request.path
+        if path.startswith((PROCESS_PREFIX, FILESYSTEM_PREFIX)):
+            await self._call(request, response)
+            return
+        methods = self._open_routes.get(path)
+        if methods is None:
+            self._check_token(request)
+            methods = self._guarded_routes.get(path)
+        elif path in ("/init", "/clock"):
+            self._control.authorize(request)
+        if methods is None:
+            raise AgentError("not_found", f"there is no {unquote(path)[:200]!r} here")
+        route = methods.get(request.method)
+        if route is None:
+            raise AgentError("unimplemented", f"{request.method} is not allowed here", status=405)
+        await route(request, response)
+
+    async def _call(self, request: Request, response: Response) -> None:
+        """One remote procedure call; its errors travel as the protocol wants."""
+        streaming = False
+        try:
+            self._check_token(request)
+            if request.method != "POST":
+                raise AgentError("unimplemented", "calls are made with POST", status=405)
+            service, _, name = request.path.rpartition("/")
+            if service + "/" == FILESYSTEM_PREFIX:
+                if name not in self._filesystem.methods:
+                    raise AgentError("unimplemented", f"filesystem.Filesystem/{name} is not supported")
+                connect.check_content_type(request, stream=False)
+                await self._filesystem.call(name, request, response)
+                return
+            method = self._commands.unary.get(name)
+            if method is None:
+                method = self._commands.streaming.get(name)
+                if method is None:
+                    raise AgentError("unimplemented", f"process.Process/{name} is not supported")
+                connect.check_content_type(request, stream=True)
+                streaming = True
+            else:
+                connect.check_content_type(request, stream=False)
+            await method(request, response)
+        except ClientGone:
+            raise
+        except AgentError as error:
+            if streaming:
+                connect.stream_error(response, error)
+            elif not response.started:
+                connect.reply_error(response, error)
+
+    def _check_token(self, request: Request) -> None:
+        token = self._settings.access_token
+        if token is not None and not same(request.headers.get(TOKEN_HEADER, ""), token):
+            raise AgentError("unauthenticated", "the access token is missing or not valid")
+
+    async def _health(self, request: Request, response: Response) -> None:
+        response.send(204)
+
+    async def _envs(self, request: Request, response: Response) -> None:
+        response.send(200, encode(self._settings.environment))
+
+    async def _read_metrics(self, request: Request, response: Response) -> None:
+        response.send(200, encode(await self._workers.files(self._metrics.read)))
+
+
+def _allow_origin(request: Request, response: Response) -> None:
+    """Browsers may call from any page: authority is a token in a header, never a cookie."""
+    response.extra_headers += [("Access-Control-Allow-Origin", "*"), ("Access-Control-Expose-Headers", "*")]
+    if request.method == "OPTIONS":
+        wanted = request.headers.get("access-control-request-headers", "*")
+        response.extra_headers += [
+            ("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
+            ("Access-Control-Allow-Headers", wanted),
+            ("Access-Control-Max-Age", "7200"),
+        ]
