@@ -154,6 +154,13 @@ def setup_logging() -> None:
     logging.getLogger("qemu").setLevel(logging.CRITICAL)
 
 
+def tell_progress(step: str, done: float | None) -> None:
+    """Tell the supervisor what a slow start is doing; `done` is a fraction or None where it is not known."""
+    if (number := os.environ.get("GREENROOM_READY_FD")) is not None:
+        with contextlib.suppress(OSError):
+            os.write(int(number), msgspec.json.encode({"progress": {"step": step, "done": done}}) + b"\n")
+
+
 def tell_ready(ready: Ready) -> None:
     """Write `ready` as one JSON line to the pipe named by `GREENROOM_READY_FD`, if there is one, and close it."""
     if (number := os.environ.pop("GREENROOM_READY_FD", None)) is not None:

@@ -7,12 +7,17 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from greenroom.errors import GreenroomError
+
 _log = logging.getLogger(__name__)
 _running: set[asyncio.Task[Any]] = set()
 
 
 def spawn(coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-    """Run `coroutine` as a task called `name`, keep it alive, and log what it raises unless it is awaited."""
+    """Run `coroutine` as a task called `name`, keep it alive, and log what it raises.
+
+    An error of ours is one line, because whoever awaits the task deals with it; any other has its traceback.
+    """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
     _running.add(task)
     task.add_done_callback(_finished)
@@ -21,7 +26,11 @@ def spawn(coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
 
 def _finished(task: asyncio.Task[Any]) -> None:
     _running.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if isinstance(error, GreenroomError):
+        _log.info("task %s: %s: %s", task.get_name(), error.kind, error.message)
+    else:
         _log.error("task %s failed", task.get_name(), exc_info=error)
 
 

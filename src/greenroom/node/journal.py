@@ -1,0 +1,135 @@
+"""The node's memory on disk: its own code, and every claim from before it is answered to after it has ended.
+
+SQLite in WAL mode with `synchronous=NORMAL`: a commit survives the death of the process (25 µs); a power cut
+may lose the last ones, but it takes the VMs they speak of with it. A commit is short enough for the event loop.
+
+States of a claim: `pending` (in the queue or being handed over) → `running` → `ended`, or `pending` → removed
+when nothing came of it. A key is unique, so a repeated request finds what became of the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from greenroom.errors import SetupError
+from greenroom.wire.ids import new_node_code
+from greenroom.wire.messages import ClaimRequest, Sandbox
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE claims (
+    key TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
+    sandbox_id TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL CHECK (state IN ('pending', 'running', 'ended')),
+    vm TEXT,
+    record BLOB,
+    changed_at REAL NOT NULL,
+    reason TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE INDEX claims_by_state ON claims (state, changed_at);
+"""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One claim as the journal has it. `sandbox` is there once it was handed over."""
+
+    key: str
+    digest: str
+    sandbox_id: str
+    state: str
+    sandbox: Sandbox | None
+
+
+def digest_of(request: ClaimRequest) -> str:
+    """What a key was used for; `wait` is how, not what."""
+    import hashlib
+
+    body = msgspec.structs.replace(request, key="x", wait=0.0)
+    return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
+
+
+class Journal:
+    """Use from one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        path.chmod(0o600)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT;")
+        elif version > _VERSION:
+            raise SetupError(f"{path} was written by a newer Greenroom (schema {version}); update this one")
+
+    def code(self) -> str:
+        """This node's code, drawn at the first call and kept for life."""
+        row = self._db.execute("SELECT value FROM facts WHERE name='code'").fetchone()
+        if row is None:
+            self._db.execute("INSERT INTO facts VALUES ('code', ?)", (new_node_code(),))
+            return self.code()
+        return str(row[0])
+
+    def find(self, key: str) -> Entry | None:
+        """What is known of a key."""
+        row = self._db.execute(
+            "SELECT key, digest, sandbox_id, state, record FROM claims WHERE key=?", (key,)
+        ).fetchone()
+        return None if row is None else self._entry(row)
+
+    def begin(self, key: str, digest: str, sandbox_id: str, now: float) -> None:
+        """A claim was taken on. The key must be new."""
+        self._db.execute(
+            "INSERT INTO claims (key, digest, sandbox_id, state, changed_at) VALUES (?, ?, ?, 'pending', ?)",
+            (key, digest, sandbox_id, now),
+        )
+
+    def assign(self, key: str, vm: str) -> None:
+        """The claim owns this VM from now on."""
+        self._db.execute("UPDATE claims SET vm=? WHERE key=?", (vm, key))
+
+    def abort(self, key: str) -> None:
+        """Nothing came of the claim: its key may be used again."""
+        self._db.execute("DELETE FROM claims WHERE key=? AND state='pending'", (key,))
+
+    def save(self, key: str, sandbox: Sandbox, now: float) -> None:
+        """The sandbox was handed over, or one of its properties changed."""
+        self._db.execute(
+            "UPDATE claims SET state='running', record=?, changed_at=? WHERE key=? AND state!='ended'",
+            (msgspec.json.encode(sandbox), now, key),
+        )
+
+    def end(self, key: str, reason: str, now: float) -> None:
+        """The sandbox is gone; its token is forgotten, its key is kept for the retention time."""
+        self._db.execute(
+            "UPDATE claims SET state='ended', vm=NULL, record=NULL, reason=?, changed_at=? WHERE key=?",
+            (reason, now, key),
+        )
+
+    def end_all(self, reason: str, now: float) -> int:
+        """After a restart that could not keep the VMs: no claim is open any more. Returns how many were."""
+        self._db.execute("DELETE FROM claims WHERE state='pending'")
+        return self._db.execute(
+            "UPDATE claims SET state='ended', vm=NULL, record=NULL, reason=?, changed_at=? WHERE state='running'",
+            (reason, now),
+        ).rowcount
+
+    def forget(self, before: float) -> int:
+        """Drop claims that ended before this time. Returns how many."""
+        return self._db.execute(
+            "DELETE FROM claims WHERE state='ended' AND changed_at < ?", (before,)
+        ).rowcount
+
+    def close(self) -> None:
+        self._db.close()
+
+    @staticmethod
+    def _entry(row: tuple[str, str, str, str, bytes | None]) -> Entry:
+        record = None if row[4] is None else msgspec.json.decode(row[4], type=Sandbox)
+        return Entry(row[0], row[1], row[2], row[3], record)

@@ -1,0 +1,286 @@
+"""The node's sandboxes: claims, hand-overs, timeouts, ends.
+
+A claim runs in a task of its own, so a caller that goes away cannot leave one half done, and a repeated
+request with the same key joins it. From the moment a VM belongs to a claim until it is handed over, every way
+out either hands it over or destroys it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from greenroom.config import Config
+from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, UnknownSandbox
+from greenroom.node.deadlines import Deadlines
+from greenroom.node.journal import Journal, digest_of
+from greenroom.node.warmer import Warmer
+from greenroom.runtime.engine import ClockReading, Identity, Runtime, Vm
+from greenroom.wire.ids import new_sandbox_id
+from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
+from greenroom.wire.tasks import spawn, stop
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 2
+"""Members a claim may use up: one whose guest does not come up is destroyed and another is tried."""
+
+
+class Live:
+    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay.Target`)."""
+
+    def __init__(self, key: str, sandbox: Sandbox, vm: Vm) -> None:
+        self.key = key
+        self.sandbox = sandbox
+        self.vm = vm
+        self.ending = False
+
+    def __repr__(self) -> str:
+        return f"<Live {self.sandbox.sandbox_id} on {self.vm.name}{' ending' if self.ending else ''}>"
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.sandbox.sandbox_id
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connected socket to a port in the guest."""
+        return await self.vm.connect(port)
+
+
+class Keeper:
+    """Use as an async context manager. `cut` ends a sandbox's relayed connections at once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        runtime: Runtime,
+        warmer: Warmer,
+        journal: Journal,
+        config: Config,
+        cut: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._runtime = runtime
+        self._warmer = warmer
+        self._journal = journal
+        self._config = config
+        self._cut = cut
+        self.code = journal.code()
+        self._live: dict[str, Live] = {}
+        self._by_key: dict[str, str] = {}
+        self._pending: dict[str, asyncio.Task[Sandbox]] = {}
+        self._deadlines = Deadlines()
+        self._moved = asyncio.Event()
+        self._handovers = asyncio.Semaphore(config.claims.parallel_handovers or 2 * (os.cpu_count() or 1))
+        self._reaper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Keeper:
+        lost = self._journal.end_all("the node was restarted", time.time())
+        if lost:
+            _log.warning("%d sandboxes of an earlier run have ended", lost)
+        self._reaper = spawn(self._reap(), "timeouts")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await stop(self._reaper, *self._pending.values())
+        for live in list(self._live.values()):
+            await self._end(live, "the node was stopped")
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def lookup(self, sandbox_id: str) -> Live | None:
+        """The running sandbox with this id; one that is ending counts as gone."""
+        live = self._live.get(sandbox_id)
+        return None if live is None or live.ending else live
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """Raises UnknownSandbox."""
+        live = self.lookup(sandbox_id)
+        if live is None:
+            raise UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")
+        return live.sandbox
+
+    def list(self) -> list[Sandbox]:
+        """All running sandboxes."""
+        return [live.sandbox for live in self._live.values() if not live.ending]
+
+    def by_key(self, key: str) -> Sandbox:
+        """What the claim with this key became. Raises UnknownSandbox."""
+        sandbox_id = self._by_key.get(key)
+        if sandbox_id is None:
+            raise UnknownSandbox("no live sandbox was made with this key on this node")
+        return self.get(sandbox_id)
+
+    async def claim(self, request: ClaimRequest) -> Sandbox:
+        """Take a warm VM, give it its identity and answer; the same key again gives the same sandbox.
+
+        Raises KeyConflict for a key with another body, UnknownSandbox for one whose sandbox has ended, PoolDry,
+        RuntimeFailure, UnknownTemplate.
+        """
+        digest = digest_of(request)
+        entry = self._journal.find(request.key)
+        if entry is None:
+            sandbox_id = new_sandbox_id(self.code)
+            self._journal.begin(request.key, digest, sandbox_id, time.time())
+            task = spawn(self._claim(request, sandbox_id), f"claim {sandbox_id}")
+            self._pending[request.key] = task
+            return await asyncio.shield(task)
+        if entry.digest != digest:
+            raise KeyConflict("this idempotency key was used before with another request")
+        if (running := self._pending.get(request.key)) is not None:
+            return await asyncio.shield(running)
+        if entry.state == "ended":
+            raise UnknownSandbox("the sandbox made with this idempotency key has ended")
+        return self.get(entry.sandbox_id)
+
+    async def _claim(self, request: ClaimRequest, sandbox_id: str) -> Sandbox:
+        try:
+            begun = time.perf_counter()
+            end = begun + request.wait
+            for attempt in range(1, _ATTEMPTS + 1):
+                vm = await self._warmer.claim(
+                    request.template, request.size, max(0.1, end - time.perf_counter())
+                )
+                try:
+                    return await self._hand_over(request, sandbox_id, vm, begun)
+                except GreenroomError as error:
+                    _log.warning("hand-over of %s on %s failed: %s", sandbox_id, vm.name, error.message)
+                    if attempt == _ATTEMPTS:
+                        raise
+            raise RuntimeFailure("no attempt was made")
+        except BaseException:
+            self._journal.abort(request.key)
+            raise
+        finally:
+            self._pending.pop(request.key, None)
+
+    async def _hand_over(self, request: ClaimRequest, sandbox_id: str, vm: Vm, begun: float) -> Sandbox:
+        """Start `vm` as `sandbox_id`; whatever goes wrong, it is destroyed."""
+        steps = {"queue": time.perf_counter() - begun}
+        try:
+            self._journal.assign(request.key, vm.name)
+            token = secrets.token_hex(32) if request.secure else None
+            identity = Identity(
+                entropy=secrets.token_bytes(64),
+                machine_id=secrets.token_hex(16),
+                hostname=sandbox_id,
+                sandbox_id=sandbox_id,
+                template_id=request.template,
+                env=dict(request.env),
+                token=token,
+                control=secrets.token_hex(32),
+            )
+            async with self._handovers:
+                waited = time.perf_counter()
+                steps["turn"] = waited - begun - steps["queue"]
+                reading = await self._start(vm, identity, steps)
+            steps["total"] = time.perf_counter() - begun
+            now = time.time()
+            sandbox = Sandbox(
+                sandbox_id=sandbox_id,
+                template=request.template,
+                size=request.size,
+                state="running",
+                started_at=now,
+                ends_at=now + request.ttl,
+                node=self._name,
+                metadata=dict(request.metadata),
+                owner=request.owner,
+                token=token,
+                claim_ms={name: round(seconds * 1000, 2) for name, seconds in steps.items()},
+                clock_offset_ms=round(reading.offset_ms, 3),
+                clock_error_ms=round(reading.error_ms, 3),
+            )
+            self._journal.save(request.key, sandbox, now)
+        except BaseException:
+            await asyncio.shield(self._runtime.stop(vm))
+            raise
+        live = Live(request.key, sandbox, vm)
+        self._live[sandbox_id] = live
+        self._by_key[request.key] = sandbox_id
+        self._set_deadline(live)
+        spawn(self._watch(live), f"watch {sandbox_id}")
+        return sandbox
+
+    async def _start(self, vm: Vm, identity: Identity, steps: dict[str, float]) -> ClockReading:
+        begun = time.perf_counter()
+        info = vm.describe()
+        if info.state != "running":
+            await self._runtime.start(vm)
+        steps["start"] = time.perf_counter() - begun
+        begun = time.perf_counter()
+        reading = await self._runtime.introduce(vm, identity, self._config.claims.handover_deadline)
+        steps["identity"] = time.perf_counter() - begun
+        return reading
+
+    async def _watch(self, live: Live) -> None:
+        await live.vm.ended.wait()
+        if not live.ending:
+            _log.warning("sandbox %s ended by itself", live.sandbox.sandbox_id)
+            await self._end(live, "its VM ended by itself")
+
+    def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> Sandbox:
+        """Move the sandbox's end. Raises UnknownSandbox."""
+        live = self.lookup(sandbox_id)
+        if live is None:
+            raise UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")
+        now = time.time()
+        ends_at = now + max(0.0, request.ttl)
+        if not (request.extend_only and ends_at <= live.sandbox.ends_at):
+            live.sandbox = msgspec.structs.replace(live.sandbox, ends_at=ends_at)
+            self._journal.save(live.key, live.sandbox, now)
+            self._set_deadline(live)
+        return live.sandbox
+
+    def _set_deadline(self, live: Live) -> None:
+        self._deadlines.set(live.sandbox.sandbox_id, live.sandbox.ends_at)
+        self._moved.set()
+
+    async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
+        """End a sandbox and give everything of it back. Raises UnknownSandbox."""
+        live = self.lookup(sandbox_id)
+        if live is None:
+            raise UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")
+        await self._end(live, reason)
+
+    async def _end(self, live: Live, reason: str) -> None:
+        if live.ending:
+            await live.vm.ended.wait()
+            return
+        live.ending = True
+        sandbox_id = live.sandbox.sandbox_id
+        self._deadlines.drop(sandbox_id)
+        self._journal.end(live.key, reason, time.time())
+        with contextlib.suppress(OSError):
+            await self._cut(sandbox_id)
+        try:
+            await asyncio.shield(self._runtime.stop(live.vm))
+        finally:
+            self._live.pop(sandbox_id, None)
+            self._by_key.pop(live.key, None)
+
+    async def _reap(self) -> None:
+        """End sandboxes whose time is up, and forget keys whose retention is over."""
+        forget_at = 0.0
+        while True:
+            self._moved.clear()
+            now = time.time()
+            for sandbox_id in self._deadlines.due(now):
+                if (live := self.lookup(sandbox_id)) is not None:
+                    spawn(self._end(live, "its time was up"), f"time-out of {sandbox_id}")
+            if now >= forget_at:
+                self._journal.forget(now - self._config.claims.retention)
+                forget_at = now + 60
+            next_end = self._deadlines.next()
+            pause = min(60.0, max(0.0, next_end - time.time())) if next_end is not None else 60.0
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), pause)

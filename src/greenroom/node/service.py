@@ -1,0 +1,144 @@
+"""The life of a node process: sweep, prepare, serve, register, run; on SIGTERM the way back.
+
+The order matters. What an earlier run left is swept before anything is made. The relay and the HTTP API listen
+before the node registers, because a registered node gets work. It tells its supervisor that it is ready when
+every pool it was given has its golden snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+
+from greenroom.config import RoleSpec
+from greenroom.node.journal import Journal
+from greenroom.node.keeper import Keeper
+from greenroom.node.membership import Membership
+from greenroom.node.relay import Relay
+from greenroom.node.routes import routes
+from greenroom.node.warmer import Warmer
+from greenroom.runtime.engine import EngineInfo, Runtime
+from greenroom.runtime.qemu import QemuRuntime
+from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.wire.calling import role_client
+from greenroom.wire.credentials import Verifier, own_token
+from greenroom.wire.messages import NodeStatus, PoolSpec
+from greenroom.wire.serving import Ready, application, listen, serve, tell_progress, tell_ready, url_of
+from greenroom.wire.tasks import spawn, stop
+
+_log = logging.getLogger(__name__)
+_REGISTER_DEADLINE = 30.0
+
+
+def make_runtime(spec: RoleSpec) -> Runtime:
+    """The engine that the settings name."""
+    if spec.config.vm.engine == "simulated":
+        return SimulatedRuntime()
+    return QemuRuntime(spec)
+
+
+async def run(spec: RoleSpec) -> None:
+    """Run a node until it is told to stop."""
+    spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    verifier = Verifier.load(spec.secrets)
+    token = own_token(spec.secrets, "node")
+    runtime = make_runtime(spec)
+    removed = {kind: count for kind, count in (await runtime.sweep()).items() if count}
+    if removed:
+        _log.warning("swept what an earlier run had left: %s", removed)
+    journal = Journal(spec.home / "journal.db")
+    try:
+        tell_progress("preparing the node", None)
+        engine = await runtime.describe()
+        if engine.engine != "simulated":
+            await runtime.prepare_image("base", tell_progress)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(runtime.close)
+            await _serve(spec, runtime, engine, journal, verifier, token, stack)
+    finally:
+        journal.close()
+
+
+async def _serve(
+    spec: RoleSpec,
+    runtime: Runtime,
+    engine: EngineInfo,
+    journal: Journal,
+    verifier: Verifier,
+    token: str,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    config = spec.config
+    client = await stack.enter_async_context(role_client(token))
+    warmer = Warmer(runtime, config, spec.home)
+
+    class Here:
+        """What the relay finds: the keeper is made after it, because it needs the relay's `cut`."""
+
+        keeper: Keeper | None = None
+
+        def lookup(self, sandbox_id: str) -> object:
+            return None if self.keeper is None else self.keeper.lookup(sandbox_id)
+
+    here = Here()
+    relay = Relay(here, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)  # type: ignore[arg-type]
+    relay_host, relay_port = await relay.start(spec.host, 0)
+    stack.push_async_callback(relay.close)
+    await stack.enter_async_context(warmer)
+    keeper = Keeper(
+        name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config, cut=relay.cut
+    )
+    here.keeper = keeper
+    await stack.enter_async_context(keeper)
+    sock = listen(spec.host, spec.port)
+    leaving = False
+
+    def status() -> NodeStatus:
+        return NodeStatus(
+            name=spec.name,
+            code=keeper.code,
+            api_url=url_of(sock),
+            relay_host=relay_host,
+            relay_port=relay_port,
+            engine=engine.engine,
+            accelerator=engine.accelerator,
+            pools=warmer.status(),
+            sandboxes=len(keeper),
+            draining=leaving,
+        )
+
+    async def apply(pools: list[PoolSpec]) -> None:
+        await warmer.set_pools(pools, tell_progress)
+
+    membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+
+    app = application(routes(keeper, warmer, status), verifier, lifespan)
+    async for url in serve(app, sock):
+        await membership.register(_REGISTER_DEADLINE)
+        heartbeats = spawn(membership.run(), "heartbeats")
+        stack.push_async_callback(stop, heartbeats)
+        await warmer.ready()
+        tell_ready(
+            Ready(
+                url=url,
+                detail={"engine": engine.engine, "accelerator": engine.accelerator, "why": engine.reason},
+            )
+        )
+
+
+async def sweep(spec: RoleSpec) -> dict[str, dict[str, int]]:
+    """Remove what a dead node left on the host and count what is still there under its name."""
+    if spec.config.vm.engine == "simulated":
+        return {"removed": {}, "left": {}}
+    runtime = QemuRuntime(spec)
+    removed = await runtime.sweep()
+    left = runtime.left()
+    await runtime.close()
+    return {"removed": removed, "left": left}

@@ -1,0 +1,296 @@
+"""The shell around the pools: makes members when they are wanted and gives them to claims.
+
+One loop decides for all pools of the node; everything that can change a decision kicks it. Each member is
+made in a task of its own, at most `refill_parallel` at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from greenroom.config import Config
+from greenroom.errors import GreenroomError, NodeUnavailable, PoolDry
+from greenroom.node import pool as machine
+from greenroom.node.pool import Pool
+from greenroom.node.refill import allot
+from greenroom.runtime.engine import Golden, Identity, Progress, Runtime, Vm
+from greenroom.wire.messages import PoolSpec, PoolStatus, Size
+from greenroom.wire.tasks import spawn, stop
+
+_log = logging.getLogger(__name__)
+PoolKey = tuple[str, Size]
+
+
+class _Warm:
+    """A pool with what the pure part does not know: its golden and how its members wait."""
+
+    def __init__(self, spec: PoolSpec, pool: Pool) -> None:
+        self.spec = spec
+        self.pool = pool
+        self.golden: Golden | None = None
+        self.preparing: asyncio.Task[None] | None = None
+        self.problem = ""
+
+
+class Warmer:
+    """Use as an async context manager; `runtime` outlives it."""
+
+    def __init__(self, runtime: Runtime, config: Config, home: Path) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._home = home
+        self._pools: dict[PoolKey, _Warm] = {}
+        self._members: dict[str, tuple[Vm, PoolKey]] = {}
+        self._claims: dict[str, asyncio.Future[Vm]] = {}
+        self._numbers = itertools.count(1)
+        self._kick = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._making: set[asyncio.Task[None]] = set()
+        self._last_served: PoolKey | None = None
+        self._parallel = config.pools.refill_parallel or os.cpu_count() or 1
+        self._closing = False
+
+    async def __aenter__(self) -> Warmer:
+        self._loop_task = spawn(self._run(), "pool refill")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        """Stop refilling. Members that are still warm are the runtime's to stop."""
+        self._closing = True
+        preparing = [warm.preparing for warm in self._pools.values()]
+        await stop(self._loop_task, *self._making, *preparing)
+        for future in self._claims.values():
+            if not future.done():
+                future.set_exception(NodeUnavailable("this node is stopping"))
+
+    async def set_pools(self, specs: Iterable[PoolSpec], progress: Progress) -> None:
+        """Declare this node's share of every pool; one that is left out drains."""
+        wanted = {(spec.template, spec.size): spec for spec in specs}
+        for key, warm in self._pools.items():
+            if key not in wanted and warm.pool.target > 0:
+                warm.spec = PoolSpec(template=key[0], size=key[1], target=0)
+                self._apply(key, machine.SetTarget(0))
+        for key, spec in wanted.items():
+            warm = self._pool(key, spec)
+            changed, warm.spec = warm.spec.warm != spec.warm, spec
+            if changed:
+                self._apply(key, machine.SetTarget(0))
+            self._apply(key, machine.SetTarget(spec.target))
+            self._prepare(key, progress)
+        self._kick.set()
+
+    async def ready(self) -> None:
+        """Wait until every declared pool has its golden snapshot. Raises what kept one from it."""
+        for warm in list(self._pools.values()):
+            if warm.preparing is not None:
+                await asyncio.shield(warm.preparing)
+
+    def _pool(self, key: PoolKey, spec: PoolSpec) -> _Warm:
+        if key not in self._pools:
+            settings = self._config
+            self._pools[key] = _Warm(
+                spec,
+                Pool(
+                    queue_length=settings.claims.queue_length,
+                    backoff_first=settings.pools.backoff_first,
+                    backoff_last=settings.pools.backoff_last,
+                ),
+            )
+        return self._pools[key]
+
+    def _prepare(self, key: PoolKey, progress: Progress) -> None:
+        warm = self._pools[key]
+        if warm.golden is None and (warm.preparing is None or warm.preparing.done()):
+            warm.preparing = spawn(self._make_golden(key, progress), f"golden of {key[0]}")
+
+    async def _make_golden(self, key: PoolKey, progress: Progress) -> None:
+        warm = self._pools[key]
+        warm.problem = "its golden snapshot is being made"
+        try:
+            warm.golden = await self._runtime.snapshot_golden(key[0], key[1], progress)
+            warm.problem = ""
+        except GreenroomError as error:
+            warm.problem = error.message
+            raise
+        finally:
+            self._kick.set()
+
+    async def claim(self, template: str, size: Size, wait: float) -> Vm:
+        """A member of the pool, the caller's from now on. Waits in the pool's queue up to `wait` seconds.
+
+        Raises PoolDry when the queue is full or the time is up, UnknownTemplate when there is no such image.
+        """
+        key = (template, size)
+        if self._closing:
+            raise NodeUnavailable("this node is stopping")
+        if key not in self._pools:
+            # No pool was declared: members are made on demand, as for a pool with target 0.
+            await self._runtime.prepare_image(template, lambda _step, _done: None)
+            self._pool(key, PoolSpec(template=template, size=size, target=0))
+        self._prepare(key, lambda _step, _done: None)
+        name = f"claim-{next(self._numbers)}"
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Vm] = loop.create_future()
+        self._claims[name] = future
+        self._apply(key, machine.ClaimArrived(name, loop.time() + wait))
+        self._kick.set()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._apply(key, machine.ClaimLeft(name))
+            if future.done() and not future.cancelled() and future.exception() is None:
+                await asyncio.shield(self._runtime.stop(future.result()))
+            raise
+        finally:
+            self._claims.pop(name, None)
+
+    def status(self) -> list[PoolStatus]:
+        """All pools that have a target, a member or somebody waiting."""
+        hold = self._held_back()
+        now = asyncio.get_running_loop().time()
+        found: list[PoolStatus] = []
+        for (template, size), warm in self._pools.items():
+            pool = warm.pool
+            reason = warm.problem or hold
+            if not reason and now < pool.held_until:
+                reason = (
+                    f"the last member failed ({pool.last_failure}); next try in {pool.held_until - now:.1f} s"
+                )
+            found.append(
+                PoolStatus(
+                    template=template,
+                    size=size.name,
+                    target=pool.target,
+                    warm=len(pool.warm),
+                    starting=pool.starting,
+                    waiting=len(pool.waiting),
+                    failed=pool.failed,
+                    reason=reason,
+                )
+            )
+        return found
+
+    def _apply(self, key: PoolKey, event: machine.Event) -> None:
+        """Feed one event to a pool and carry out what it says."""
+        for instruction in self._pools[key].pool.handle(event):
+            match instruction:
+                case machine.HandOver(claim, member):
+                    vm, _ = self._members.pop(member)
+                    future = self._claims.get(claim)
+                    if future is None or future.done():
+                        spawn(self._runtime.stop(vm), f"stop {member}, its claim has gone")
+                    else:
+                        future.set_result(vm)
+                case machine.Refuse(claim, full):
+                    future = self._claims.get(claim)
+                    if future is not None and not future.done():
+                        future.set_exception(_dry(key[0], full, self._pools[key]))
+                case machine.Destroy(member):
+                    vm, _ = self._members.pop(member)
+                    spawn(self._runtime.stop(vm), f"stop {member}, one too many")
+        self._kick.set()
+
+    def _held_back(self) -> str:
+        """Why nothing may be started on this node right now, or an empty text."""
+        settings = self._config.pools
+        if self._config.vm.engine == "simulated":
+            return ""
+        free = psutil.virtual_memory().available >> 20
+        if free < settings.memory_floor_mib:
+            return f"only {free} MiB of memory are available, the floor is {settings.memory_floor_mib} MiB"
+        with contextlib.suppress(OSError):
+            disk = shutil.disk_usage(self._home).free >> 20
+            if disk < settings.disk_floor_mib:
+                return f"only {disk} MiB of disk are free, the floor is {settings.disk_floor_mib} MiB"
+        return ""
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._kick.clear()
+            now = loop.time()
+            for key in self._pools:
+                self._apply(key, machine.Tick(now))
+            self._kick.clear()
+            wants = {
+                key: warm.pool.wanted(now) for key, warm in self._pools.items() if warm.golden is not None
+            }
+            held = self._held_back() if any(wants.values()) else ""
+            if not held:
+                for key in allot(wants, self._parallel - len(self._making), self._last_served):
+                    self._last_served = key
+                    self._pools[key].pool.handle(machine.MemberStarted())
+                    task = spawn(self._make_member(key), f"member of {key[0]}")
+                    self._making.add(task)
+                    task.add_done_callback(self._made)
+            due = [warm.pool.next_deadline() for warm in self._pools.values()]
+            times = [when - now for when in due if when is not None]
+            if held:
+                times.append(1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._kick.wait(), max(0.001, min(times)) if times else None)
+
+    def _made(self, task: asyncio.Task[None]) -> None:
+        self._making.discard(task)
+        self._kick.set()
+
+    async def _make_member(self, key: PoolKey) -> None:
+        warm = self._pools[key]
+        vm: Vm | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            assert warm.golden is not None  # noqa: S101
+            vm = await self._runtime.restore(warm.golden)
+            if warm.spec.warm == "running":
+                await self._runtime.start(vm)
+                identity = Identity(
+                    entropy=secrets.token_bytes(64),
+                    machine_id=secrets.token_hex(16),
+                    hostname=f"greenroom-{secrets.token_hex(4)}",
+                    control=secrets.token_hex(32),
+                )
+                await self._runtime.introduce(vm, identity, self._config.claims.handover_deadline)
+        except GreenroomError as error:
+            if vm is not None:
+                await self._runtime.stop(vm)
+            self._apply(key, machine.MemberFailed(error.message, loop.time()))
+            return
+        except BaseException:
+            if vm is not None:
+                await asyncio.shield(self._runtime.stop(vm))
+            self._apply(key, machine.MemberFailed("it was interrupted", loop.time()))
+            raise
+        self._members[vm.name] = (vm, key)
+        spawn(self._watch(vm), f"watch {vm.name}")
+        self._apply(key, machine.MemberReady(vm.name))
+
+    async def _watch(self, vm: Vm) -> None:
+        """A warm member that ends by itself leaves its pool, and its remains are cleared away."""
+        await vm.ended.wait()
+        if vm.name in self._members:
+            _, key = self._members.pop(vm.name)
+            self._apply(key, machine.MemberEnded(vm.name, asyncio.get_running_loop().time()))
+            await self._runtime.stop(vm)
+
+
+def _dry(template: str, full: bool, warm: _Warm) -> PoolDry:
+    """The refusal, in words that tell what to do."""
+    if full:
+        return PoolDry(
+            f"too many requests already wait for a {template} sandbox; try again shortly", retry_after=2
+        )
+    detail = f" ({warm.problem})" if warm.problem else ""
+    return PoolDry(
+        f"no {template} sandbox came free in time{detail}; try again shortly, or raise the pool's target",
+        retry_after=2,
+    )

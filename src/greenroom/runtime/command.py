@@ -1,0 +1,132 @@
+"""QEMU's command line, and the chain of small tools that fences it in before it is exec'ed.
+
+The chain, each link a C program of a Debian base system, in the order in which privileges are given up:
+
+1. `sh`: as root, joins the slot's cgroups, so that nothing of the VM ever runs outside them;
+2. `nsenter`: enters the slot's network namespace;
+3. `prlimit`: no core dumps, few descriptors, files no larger than the disk may become;
+4. `setpriv`: the slot's own uid and gid, no groups, no capabilities, `no_new_privs`; then QEMU itself, which
+   locks itself in further by seccomp.
+
+QEMU gets everything by inherited descriptor and needs no path in the state directory (which is 0700).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from greenroom.runtime.namespaces import DIRECTORY, GUEST_MAC
+from greenroom.wire.messages import Size
+
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+_OVERLAY_SLACK = 256 << 20
+_DESCRIPTORS = 256
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What golden and clones must have in common: the snapshot holds the state of just these devices."""
+
+    binary: str
+    accelerator: str
+    cpu_model: str
+    size: Size
+
+
+class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
+    """The open files a QEMU inherits."""
+
+    ram: int
+    qmp: int
+    tap: int
+    overlay: int
+    backing: tuple[int, ...]
+    """Read-only disks under the overlay, the lowest first; the first is raw, the others qcow2."""
+    state: int | None = None
+    """Device state to read from (a clone) or to write to (the golden)."""
+
+    def all(self) -> tuple[int, ...]:
+        rest = () if self.state is None else (self.state,)
+        return (self.ram, self.qmp, self.tap, self.overlay, *self.backing, *rest)
+
+
+def qemu(machine: Machine, fds: Descriptors, *, boot: tuple[str, str] | None = None) -> list[str]:
+    """QEMU's arguments. With `boot` (paths of kernel and initramfs) it starts from nothing and its RAM is
+    shared, so that it can be kept; without, it waits paused for a golden's state over private RAM."""
+    size = machine.size
+    argv = [
+        machine.binary,
+        "-nodefaults",
+        "-no-user-config",
+        "-display", "none",
+        "-machine", f"pc,accel={machine.accelerator},memory-backend=ram,usb=off,suppress-vmdesc=on",
+        "-cpu", machine.cpu_model,
+        "-smp", str(size.cpus),
+        "-m", f"{size.memory_mib}M",
+        "-object",
+        f"memory-backend-file,id=ram,size={size.memory_mib}M,mem-path=/proc/self/fd/{fds.ram},"
+        f"share={'on' if boot else 'off'}",
+        "-chardev", f"socket,id=qmp,fd={fds.qmp},server=on,wait=off",
+        "-mon", "chardev=qmp,mode=control",
+        "-chardev", "ringbuf,id=console,size=65536",
+        "-device", "isa-serial,chardev=console",
+        "-rtc", "base=utc,clock=host",
+        "-sandbox", SANDBOX,
+    ]  # fmt: skip
+    for number, fd in enumerate((*fds.backing, fds.overlay), start=1):
+        argv += ["-add-fd", f"fd={fd},set={number}"]
+    below = ""
+    for number in range(1, len(fds.backing) + 1):
+        kind = "raw" if number == 1 else "qcow2"
+        argv += _disk(number, kind, below, read_only=True)
+        below = f"disk{number}"
+    argv += _disk(len(fds.backing) + 1, "qcow2", below, read_only=False)
+    argv += [
+        "-device", f"virtio-blk-pci,drive=disk{len(fds.backing) + 1}",
+        "-netdev", f"tap,id=net,fd={fds.tap}",
+        "-device", f"virtio-net-pci,netdev=net,mac={GUEST_MAC},romfile=",
+    ]  # fmt: skip
+    if boot:
+        kernel, initramfs = boot
+        argv += [
+            "-kernel",
+            kernel,
+            "-initrd",
+            initramfs,
+            "-append",
+            "console=ttyS0 quiet panic=1 net.ifnames=0",
+        ]
+    else:
+        # A clone without -kernel loads the snapshot just as well and spares the 13 MB copy of the image.
+        argv += ["-S", "-incoming", "defer"]
+    return argv
+
+
+def _disk(number: int, kind: str, below: str, *, read_only: bool) -> list[str]:
+    mode = "on" if read_only else "off"
+    argv = [
+        "-blockdev",
+        f"driver=file,node-name=file{number},filename=/dev/fdset/{number},locking=off,"
+        f"read-only={mode},auto-read-only=off,cache.direct=off",
+    ]
+    backing = f",backing={below}" if below else ""
+    argv += ["-blockdev", f"driver={kind},node-name=disk{number},file=file{number},read-only={mode}{backing}"]
+    return argv
+
+
+def fenced(
+    argv: Sequence[str], *, uid: int, netns: str, cgroup_files: Sequence[Path], disk_mib: int
+) -> list[str]:
+    """`argv` behind the chain that takes its privileges away."""
+    joins = " && ".join(f"echo $$ > {shlex.quote(str(path))}" for path in cgroup_files)
+    return [
+        "/bin/sh", "-c", f'{joins} && exec "$@"', "greenroom-vm",
+        "nsenter", f"--net={DIRECTORY / netns}", "--",
+        "prlimit", "--core=0", f"--nofile={_DESCRIPTORS}", f"--fsize={(disk_mib << 20) + _OVERLAY_SLACK}", "--",
+        "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--inh-caps=-all",
+        "--bounding-set=-all", "--",
+        *argv,
+    ]  # fmt: skip

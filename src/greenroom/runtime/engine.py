@@ -1,0 +1,130 @@
+"""The interface every VM engine keeps, and the records it deals in.
+
+Life of a VM: `restore` (paused, has never run) → `start` → (`pause` ⇄ `resume`) → `stop`. `stop` may come at
+any time, is idempotent and returns only when nothing of the VM is left on the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from greenroom.wire.messages import Size
+
+Progress = Callable[[str, float | None], None]
+"""Told the present step in plain words and, where known, how much of it is done (0 to 1)."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is on this machine. `reason` says why this accelerator was chosen."""
+
+    engine: str
+    accelerator: str
+    version: str
+    reason: str
+
+
+class Golden(msgspec.Struct, frozen=True, kw_only=True):
+    """A template's snapshot, ready to be restored from. `digest` names image, size, engine and CPU model."""
+
+    digest: str
+    template: str
+    size: Size
+    ram_bytes: int = 0
+    """Resident bytes of the golden RAM that all restored VMs share."""
+    state_bytes: int = 0
+    """Bytes of device state that each restore loads."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a VM somebody. Absent fields are left as they are in the guest.
+
+    `entropy` and `machine_id` are drawn by the host for this one VM. `token` is the sandbox's envd token,
+    `control` the secret with which alone the node may introduce the VM again.
+    """
+
+    entropy: bytes
+    machine_id: str | None = None
+    hostname: str | None = None
+    sandbox_id: str | None = None
+    template_id: str | None = None
+    env: dict[str, str] | None = None
+    token: str | None = None
+    control: str | None = None
+
+
+class ClockReading(msgspec.Struct, frozen=True):
+    """Guest clock minus host clock in milliseconds, true to within ± `error_ms` (half the round trip)."""
+
+    offset_ms: float
+    error_ms: float
+
+
+class VmInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine tells about one VM."""
+
+    name: str
+    state: str
+    pid: int | None
+    uid: int | None
+    netns: str | None
+
+
+@runtime_checkable
+class Vm(Protocol):
+    """One VM of an engine."""
+
+    @property
+    def name(self) -> str:
+        """Unique on this machine; names the VM's namespace and cgroup."""
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when the VM's process has ended, for whatever reason."""
+
+    async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
+        """A connected non-blocking TCP socket to a port in the guest. Raises OSError when it is closed."""
+
+    def describe(self) -> VmInfo:
+        """Facts for operators and tests."""
+
+
+class Runtime(Protocol):
+    """A VM engine."""
+
+    async def describe(self) -> EngineInfo:
+        """Which engine and accelerator this is. The first call may take a probe boot."""
+
+    async def prepare_image(self, template: str, progress: Progress) -> None:
+        """Have the template's image on this machine. Raises SetupError when it cannot be had."""
+
+    async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
+        """The golden snapshot of `template` in `size`: loaded if it was made before, else booted and saved."""
+
+    async def restore(self, golden: Golden) -> Vm:
+        """A new VM from `golden`, paused. Raises RuntimeFailure after giving back what it had taken."""
+
+    async def start(self, vm: Vm) -> None:
+        """Let a restored VM run for the first time."""
+
+    async def introduce(self, vm: Vm, identity: Identity, deadline: float) -> ClockReading:
+        """Give a running VM its identity and the right time. Raises RuntimeFailure past `deadline` seconds."""
+
+    async def pause(self, vm: Vm) -> None:
+        """Stop the VM's CPUs; its memory stays."""
+
+    async def resume(self, vm: Vm) -> None:
+        """Undo `pause`. The guest's clock is behind by the length of the pause until it is set."""
+
+    async def stop(self, vm: Vm) -> None:
+        """End the VM and remove everything of it from the host."""
+
+    async def sweep(self) -> dict[str, int]:
+        """Remove what earlier runs of this node left behind; counts by kind of resource."""
+
+    async def close(self) -> None:
+        """Stop every VM and give back what the engine itself holds."""

@@ -1,0 +1,176 @@
+"""The node's side of the guest agent: a few HTTP/1.1 calls over a socket into the VM's namespace.
+
+The answers come from a guest, so they are bounded and never trusted: a call returns a small JSON object or
+raises RuntimeFailure. (What users send to their guest goes through the relay and never through here.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+
+from greenroom.errors import RuntimeFailure
+from greenroom.runtime.engine import ClockReading, Identity, Vm
+
+AGENT_PORT = 49983
+_ANSWER_LIMIT = 1 << 20
+_CLOCK_ROUNDS = 8
+
+
+async def request(
+    vm: Vm,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    deadline: float,
+    headers: dict[str, str] | None = None,
+    content_type: str = "application/json",
+) -> tuple[int, bytes]:
+    """One request to the agent; returns (status, body). Raises OSError or TimeoutError when it is not there."""
+    payload = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+    lines = [f"{method} {path} HTTP/1.1", "Host: guest", "Connection: close"]
+    if body is not None:
+        lines += [f"Content-Type: {content_type}", f"Content-Length: {len(payload)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    async with asyncio.timeout(deadline):
+        sock = await vm.connect(AGENT_PORT, deadline)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(sock, "\r\n".join([*lines, "", ""]).encode() + payload)
+            answer = bytearray()
+            while chunk := await loop.sock_recv(sock, 65536):
+                answer += chunk
+                if len(answer) > _ANSWER_LIMIT:
+                    raise RuntimeFailure("the guest agent answers too much")
+                if (whole := _complete(answer)) is not None:
+                    return whole
+        finally:
+            sock.close()
+    raise ConnectionResetError("the guest agent closed the connection before it had answered")
+
+
+def _complete(data: bytearray) -> tuple[int, bytes] | None:
+    """Status and body once all of an answer has come. A chunked body is returned as it came, undecoded."""
+    head, separator, body = bytes(data).partition(b"\r\n\r\n")
+    if not separator:
+        return None
+    lines = head.split(b"\r\n")
+    parts = lines[0].split(b" ", 2)
+    if len(parts) < 2 or not parts[1].isdigit():
+        raise RuntimeFailure("the guest agent answers something that is not HTTP")
+    status, length = int(parts[1]), 0
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        name, value = name.strip().lower(), value.strip()
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+        if name == b"transfer-encoding" and value.lower() == b"chunked":
+            return (status, body) if body.endswith(b"0\r\n\r\n") else None
+    return (status, body[:length]) if len(body) >= length else None
+
+
+async def wait_ready(vm: Vm, deadline: float) -> None:
+    """Return when the agent answers its health check. Raises RuntimeFailure past `deadline` seconds."""
+    pause = 0.01
+    try:
+        async with asyncio.timeout(deadline):
+            while True:
+                with contextlib.suppress(OSError, TimeoutError):
+                    status, _ = await request(vm, "GET", "/health", deadline=5.0)
+                    if 200 <= status < 300:
+                        return
+                if vm.ended.is_set():
+                    raise RuntimeFailure("the VM ended before its agent answered")
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, 0.25)
+    except TimeoutError as error:
+        raise RuntimeFailure(f"the guest agent did not answer within {deadline:.0f} s") from error
+
+
+async def _control(
+    vm: Vm, method: str, path: str, body: object, control: str | None, deadline: float
+) -> tuple[dict[str, Any], float, float]:
+    """A control call: the answer, and host time (ns) right before and after it."""
+    headers = {"X-Greenroom-Control": control} if control else {}
+    before = time.time_ns()
+    status, raw = await request(vm, method, path, body, deadline=deadline, headers=headers)
+    after = time.time_ns()
+    if status != 200:
+        raise RuntimeFailure(f"the guest agent answered {status} to {method} {path}")
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any]), before, after
+    except msgspec.DecodeError as error:
+        raise RuntimeFailure("the guest agent's answer is not JSON") from error
+
+
+async def introduce(
+    vm: Vm, identity: Identity, deadline: float, tolerance_ms: float, known_control: str | None
+) -> ClockReading:
+    """Give the guest its identity, then its clock. `known_control` is the secret of an earlier introduction.
+
+    The clock is set in rounds: each measures the offset from the middle of a round trip and corrects it. The
+    first rounds after a restore are slow (the translator is cold), so the best of at most eight counts.
+    """
+    fields: dict[str, Any] = {
+        "entropy": base64.b64encode(identity.entropy).decode(),
+        "timestampNs": time.time_ns(),
+        "machineId": identity.machine_id,
+        "hostname": identity.hostname,
+        "sandboxId": identity.sandbox_id,
+        "templateId": identity.template_id,
+        "envVars": identity.env,
+        "accessToken": identity.token,
+        "controlToken": identity.control,
+    }
+    body = {key: value for key, value in fields.items() if value is not None}
+    end = time.monotonic() + deadline
+    try:
+        await _until_connected(vm, body, known_control, end)
+        return await _set_clock(vm, identity.control or known_control, end, tolerance_ms)
+    except (OSError, TimeoutError) as error:
+        raise RuntimeFailure(f"the guest did not take its identity within {deadline:.0f} s") from error
+
+
+async def _until_connected(vm: Vm, body: dict[str, Any], control: str | None, end: float) -> None:
+    """POST /init, trying again while nothing listens yet. It is idempotent: the same fields are applied again."""
+    pause = 0.01
+    while True:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        try:
+            await _control(vm, "POST", "/init", body, control, left)
+            return
+        except OSError:
+            if vm.ended.is_set():
+                raise RuntimeFailure("the VM ended while it was started") from None
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+
+async def _set_clock(vm: Vm, control: str | None, end: float, tolerance_ms: float) -> ClockReading:
+    reading: ClockReading | None = None
+    for _ in range(_CLOCK_ROUNDS):
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        answer, before, after = await _control(vm, "GET", "/clock", None, control, left)
+        error_ms = (after - before) / 2e6
+        offset_ns = int(answer.get("nowNs", 0)) - (before + after) // 2
+        reading = ClockReading(offset_ns / 1e6, error_ms)
+        if abs(reading.offset_ms) + error_ms <= tolerance_ms:
+            return reading
+        # A correction smaller than what the round trip leaves open would only move the error about.
+        if abs(reading.offset_ms) > error_ms / 2:
+            await _control(
+                vm, "POST", "/clock", {"adjustNs": -offset_ns}, control, max(0.1, end - time.monotonic())
+            )
+    if reading is None:
+        raise TimeoutError
+    return reading

@@ -1,0 +1,238 @@
+"""The real engine: QEMU, on KVM where a probe boot proves it usable, else by emulation (TCG).
+
+A restore maps the golden's RAM privately, so a VM's memory costs only the pages it changes, and loads some
+hundred KiB of device state; the VM then stands paused, not having run a single instruction of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from greenroom.config import RoleSpec
+from greenroom.errors import RuntimeFailure, SetupError, UnknownTemplate
+from greenroom.images import base
+from greenroom.images.base import Image
+from greenroom.images.cache import publish
+from greenroom.images.commands import find
+from greenroom.runtime import golden as goldens
+from greenroom.runtime import guestclient, namespaces, probe
+from greenroom.runtime.cgroups import Cgroups, Limits
+from greenroom.runtime.command import Machine, qemu
+from greenroom.runtime.engine import ClockReading, EngineInfo, Golden, Identity, Progress, Vm
+from greenroom.runtime.golden import Loaded
+from greenroom.runtime.slots import Slots
+from greenroom.runtime.vm import Fence, QemuVm, destroy_owner
+from greenroom.wire.messages import Size
+
+_log = logging.getLogger(__name__)
+
+
+class QemuRuntime:
+    """See `engine.Runtime`. One per node; `close` it at the end."""
+
+    def __init__(self, spec: RoleSpec) -> None:
+        self._spec = spec
+        self._settings = spec.config.vm
+        self._cache = spec.cache
+        spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._slots = Slots(spec.home, self._settings.uid_base)
+        self._fence = Fence(self._slots, Cgroups.detect(), self._limits)
+        self._images: dict[str, Image] = {}
+        self._goldens: dict[str, Loaded] = {}
+        self._vms: dict[str, QemuVm] = {}
+        self._controls: dict[str, str] = {}
+        self._info: EngineInfo | None = None
+        self._progress: Progress = lambda _step, _done: None
+
+    def _limits(self, machine: Machine) -> Limits:
+        size, settings = machine.size, self._settings
+        return Limits(
+            memory=(size.memory_mib + settings.memory_overhead_mib) << 20,
+            cpus=size.cpus + settings.cpu_headroom,
+            pids=settings.pids_max,
+            cpu_shares=settings.cpu_shares,
+        )
+
+    async def describe(self) -> EngineInfo:
+        if self._info is None:
+            self._info = await asyncio.to_thread(self._probe)
+            _log.info(
+                "engine qemu %s on %s: %s", self._info.version, self._info.accelerator, self._info.reason
+            )
+        return self._info
+
+    def _probe(self) -> EngineInfo:
+        boot = base.boot_files(self._cache, self._progress)
+        verdict = probe.choose(
+            self._settings.accelerator, boot, self._settings.probe_deadline, self._cache / "kvm-verdict.json"
+        )
+        return EngineInfo(
+            engine="qemu",
+            accelerator=verdict.accelerator,
+            version=probe.qemu_version(),
+            reason=verdict.reason,
+        )
+
+    async def prepare_image(self, template: str, progress: Progress) -> None:
+        if template != "base":
+            raise UnknownTemplate(f"this node has no image for the template {template!r}")
+        self._progress = progress
+        self._images[template] = await asyncio.to_thread(base.ensure, self._cache, progress)
+
+    async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
+        if template not in self._images:
+            await self.prepare_image(template, progress)
+        image = self._images[template]
+        info = await self.describe()
+        machine = Machine(
+            binary=find(probe.BINARY),
+            accelerator=info.accelerator,
+            cpu_model="host" if info.accelerator == "kvm" else self._settings.cpu_model_tcg,
+            size=size,
+        )
+        name = goldens.key(image, machine, info.version)
+        if name not in self._goldens:
+            if size.disk_mib != image.disk_mib:
+                raise SetupError(
+                    f"size {size.name} wants a disk of {size.disk_mib} MiB, the image {template} has {image.disk_mib}"
+                )
+            loaded = await asyncio.to_thread(self._load_golden, name, image, machine, template, progress)
+            self._goldens[name] = loaded
+        return self._goldens[name].golden
+
+    def _load_golden(
+        self, name: str, image: Image, machine: Machine, template: str, progress: Progress
+    ) -> Loaded:
+        """Build the golden if the cache lacks it, then load it. Blocks; runs in a worker thread."""
+        blank = goldens.blank_overlay(self._cache, machine.size.disk_mib)
+
+        def build(target: Path) -> None:
+            asyncio.run(
+                goldens.build(
+                    target,
+                    name,
+                    image,
+                    machine,
+                    template,
+                    self._fence,
+                    blank,
+                    progress,
+                    self._settings.boot_deadline,
+                )
+            )
+
+        directory = publish(self._cache / name, build, progress)
+        progress("loading the golden snapshot", None)
+        golden = msgspec.json.decode((directory / "golden.json").read_bytes(), type=Golden)
+        return Loaded(golden, directory, image, machine)
+
+    async def restore(self, golden: Golden) -> Vm:
+        loaded = self._goldens.get(golden.digest)
+        if loaded is None:
+            raise RuntimeFailure(f"the golden {golden.digest} is not loaded on this node")
+        state = loaded.open_state()
+        try:
+            vm = await QemuVm.create(
+                self._fence,
+                loaded.machine,
+                goldens.blank_overlay(self._cache, loaded.machine.size.disk_mib),
+                lambda fds: qemu(loaded.machine, fds),
+                ram=loaded.ram,
+                backing=loaded.backing,
+                state=state,
+                qmp_deadline=self._settings.qmp_deadline,
+            )
+        finally:
+            os.close(state)
+        self._vms[vm.name] = vm
+        try:
+            capabilities = [{"capability": "x-ignore-shared", "state": True}]
+            await vm.execute("migrate-set-capabilities", {"capabilities": capabilities})
+            # QEMU inherited `state` under the same number.
+            await vm.execute("migrate-incoming", {"uri": f"fd:{state}"})
+            await vm.migrated(self._settings.qmp_deadline)
+        except BaseException:
+            await asyncio.shield(self.stop(vm))
+            raise
+        vm.state = "paused"
+        return vm
+
+    async def start(self, vm: Vm) -> None:
+        own = self._own(vm)
+        await own.execute("cont")
+        own.state = "running"
+
+    async def introduce(self, vm: Vm, identity: Identity, deadline: float) -> ClockReading:
+        own = self._own(vm)
+        reading = await guestclient.introduce(
+            own, identity, deadline, self._spec.config.claims.clock_tolerance_ms, self._controls.get(own.name)
+        )
+        if identity.control is not None:
+            self._controls[own.name] = identity.control
+        return reading
+
+    async def pause(self, vm: Vm) -> None:
+        own = self._own(vm)
+        await own.execute("stop")
+        own.state = "paused"
+
+    async def resume(self, vm: Vm) -> None:
+        await self.start(vm)
+
+    async def stop(self, vm: Vm) -> None:
+        own = self._own(vm)
+        await own.destroy()
+        self._vms.pop(own.name, None)
+        self._controls.pop(own.name, None)
+
+    def _own(self, vm: Vm) -> QemuVm:
+        if not isinstance(vm, QemuVm):
+            raise RuntimeFailure(f"{vm.name} is not a VM of the qemu engine")
+        return vm
+
+    async def sweep(self) -> dict[str, int]:
+        return await asyncio.to_thread(self._sweep)
+
+    def _sweep(self) -> dict[str, int]:
+        removed = {"processes": 0, "namespaces": 0, "cgroups": 0, "directories": 0}
+        live = {vm.directory for vm in self._vms.values()}
+        for owner, directory in list(self._slots.recorded()):
+            if directory in live:
+                continue
+            for kind, count in destroy_owner(owner, self._fence.cgroups).items():
+                removed[kind] += count
+            self._slots.forget(owner, directory)
+            removed["directories"] += 1
+        return removed
+
+    def left(self) -> dict[str, int]:
+        """What is on the host under this node's tag right now, by kind; all zero after a clean end."""
+        tag = self._slots.tag
+        cgroup = f"greenroom/{tag}"
+        children = self._fence.cgroups.children(cgroup)
+        return {
+            "processes": sum(len(self._fence.cgroups.pids(f"{cgroup}/{name}")) for name in children),
+            "namespaces": len(namespaces.listing(f"gr-{tag}-")),
+            "cgroups": len(children),
+            "directories": len(list(self._slots.recorded())),
+        }
+
+    def release(self) -> None:
+        """Give back what outlives single VMs: the node's cgroup parent and its uid block."""
+        cgroups = self._fence.cgroups
+        cgroups.remove(f"greenroom/{self._slots.tag}")
+        cgroups.remove_if_empty("greenroom")
+        self._slots.release_block()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(self.stop(vm) for vm in list(self._vms.values())))
+        for loaded in self._goldens.values():
+            loaded.close()
+        self._goldens.clear()
+        if not any(self.left().values()):
+            await asyncio.to_thread(self.release)

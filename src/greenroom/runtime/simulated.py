@@ -1,0 +1,96 @@
+"""An engine without VMs, for tests of the roles and for fleet experiments; only ever chosen by name.
+
+Members pass the same states at the same interface, with delays and failures that the caller sets. Nothing
+answers inside: `connect` is refused. Everything it makes says `simulated`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+
+from greenroom.errors import RuntimeFailure
+from greenroom.runtime.engine import ClockReading, EngineInfo, Golden, Identity, Progress, Vm, VmInfo
+from greenroom.wire.messages import Size
+
+
+class SimulatedVm:
+    """A name with a state."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ended = asyncio.Event()
+        self.state = "paused"
+        self.identity: Identity | None = None
+
+    async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
+        raise ConnectionRefusedError(f"{self.name} is simulated: nothing listens on port {port}")
+
+    def describe(self) -> VmInfo:
+        return VmInfo(name=self.name, state=self.state, pid=None, uid=None, netns=None)
+
+
+class SimulatedRuntime:
+    """See `engine.Runtime`. Delays are in seconds; `fail_next` makes that many restores fail."""
+
+    def __init__(self, restore_delay: float = 0.0, start_delay: float = 0.0) -> None:
+        self.restore_delay = restore_delay
+        self.start_delay = start_delay
+        self.fail_next = 0
+        self.fail_introductions = 0
+        self.vms: dict[str, SimulatedVm] = {}
+        self._numbers = itertools.count(1)
+
+    async def describe(self) -> EngineInfo:
+        return EngineInfo(engine="simulated", accelerator="none", version="1", reason="asked for by name")
+
+    async def prepare_image(self, template: str, progress: Progress) -> None:
+        progress("simulating an image", 1.0)
+
+    async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
+        return Golden(digest=f"simulated-{template}-{size.name}", template=template, size=size)
+
+    async def restore(self, golden: Golden) -> Vm:
+        await asyncio.sleep(self.restore_delay)
+        if self.fail_next > 0:
+            self.fail_next -= 1
+            raise RuntimeFailure("a simulated restore failed, as asked for")
+        vm = SimulatedVm(f"simulated-{next(self._numbers)}")
+        self.vms[vm.name] = vm
+        return vm
+
+    async def start(self, vm: Vm) -> None:
+        await asyncio.sleep(self.start_delay)
+        self._own(vm).state = "running"
+
+    async def introduce(self, vm: Vm, identity: Identity, deadline: float) -> ClockReading:
+        if self.fail_introductions > 0:
+            self.fail_introductions -= 1
+            raise RuntimeFailure("a simulated introduction failed, as asked for")
+        self._own(vm).identity = identity
+        return ClockReading(0.0, 0.0)
+
+    async def pause(self, vm: Vm) -> None:
+        self._own(vm).state = "paused"
+
+    async def resume(self, vm: Vm) -> None:
+        self._own(vm).state = "running"
+
+    async def stop(self, vm: Vm) -> None:
+        own = self._own(vm)
+        own.state = "stopped"
+        self.vms.pop(own.name, None)
+        own.ended.set()
+
+    def _own(self, vm: Vm) -> SimulatedVm:
+        if not isinstance(vm, SimulatedVm):
+            raise RuntimeFailure(f"{vm.name} is not a VM of the simulated engine")
+        return vm
+
+    async def sweep(self) -> dict[str, int]:
+        return {}
+
+    async def close(self) -> None:
+        for vm in list(self.vms.values()):
+            await self.stop(vm)

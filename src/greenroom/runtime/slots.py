@@ -1,0 +1,171 @@
+"""Owner records: what a VM takes of the host, written down *before* any of it exists.
+
+A slot is a directory `<node home>/vms/<n>` with `owner.json`. All names follow from the node's tag (a hash of
+its home's real path) and the slot's number, so that the record is enough to find and remove everything, and
+nothing without the tag is ever touched: other people's QEMUs and a second Greenroom on the machine are safe.
+Processes are found through the slot's cgroup, which they are in before they are exec'ed.
+
+Uids come in blocks: each tag claims one block of the configured range in a machine-wide registry
+(`/run/greenroom/uids`), so that two Greenrooms never run VMs under the same uid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from greenroom.errors import RuntimeFailure, SetupError
+
+UIDS_PER_NODE = 4096
+_REGISTRY = Path("/run/greenroom/uids")
+_BLOCKS = 256
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner record of one VM."""
+
+    home: str
+    """The node's home directory, which is the owner."""
+    tag: str
+    number: int
+    uid: int
+    netns: str
+    cgroup: str
+    """Path below each controller's mount point."""
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A slot whose record is on disk."""
+
+    owner: Owner
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        return self.owner.netns
+
+
+def tag_of(home: Path) -> str:
+    """Eight hex digits that name this node's resources on this machine."""
+    return hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
+
+
+class Slots:
+    """Hands out slots of one node. Thread-safe: goldens are built beside the node's event loop."""
+
+    def __init__(self, home: Path, uid_base: int) -> None:
+        self.home = home.resolve()
+        self.tag = tag_of(home)
+        self._directory = self.home / "vms"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._first_uid = uid_base + claim_block(self.tag, str(self.home)) * UIDS_PER_NODE
+        self._live: set[int] = {owner.number for owner, _ in self.recorded()}
+        self._next = max(self._live, default=0) + 1
+        self._lock = threading.Lock()
+
+    def take(self) -> Slot:
+        """A new slot: number and uid are not in use, and the record is on disk when this returns.
+
+        Raises RuntimeFailure when all are in use.
+        """
+        with self._lock:
+            return self._take()
+
+    def _take(self) -> Slot:
+        if len(self._live) >= UIDS_PER_NODE:
+            raise RuntimeFailure(f"all {UIDS_PER_NODE} VM slots of this node are in use", retry_after=5)
+        # Numbers only grow, because a namespace can outlive its deletion by seconds; uids come round again.
+        taken = {number % UIDS_PER_NODE for number in self._live}
+        while self._next % UIDS_PER_NODE in taken:
+            self._next += 1
+        number, self._next = self._next, self._next + 1
+        name = f"gr-{self.tag}-{number}"
+        owner = Owner(
+            home=str(self.home),
+            tag=self.tag,
+            number=number,
+            uid=self._first_uid + number % UIDS_PER_NODE,
+            netns=name,
+            cgroup=f"greenroom/{self.tag}/{number}",
+        )
+        directory = self._directory / str(number)
+        directory.mkdir(mode=0o700)
+        temporary = directory / ".owner"
+        temporary.write_bytes(msgspec.json.encode(owner))
+        temporary.rename(directory / "owner.json")
+        self._live.add(number)
+        return Slot(owner, directory)
+
+    def give_back(self, slot: Slot) -> None:
+        """Forget a slot whose resources are gone; its directory (overlay, socket) goes with it."""
+        self.forget(slot.owner, slot.directory)
+
+    def forget(self, owner: Owner, directory: Path) -> None:
+        """As `give_back`, for a record of an earlier run."""
+        shutil.rmtree(directory, ignore_errors=True)
+        self._live.discard(owner.number)
+
+    def recorded(self) -> Iterator[tuple[Owner, Path]]:
+        """All records on disk, also of earlier runs. A directory without a record holds nothing yet."""
+        for directory in sorted(self._directory.iterdir()):
+            try:
+                raw = (directory / "owner.json").read_bytes()
+                owner = msgspec.json.decode(raw, type=Owner)
+            except FileNotFoundError:
+                # The record is the first thing made, so nothing else can exist.
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            except (msgspec.DecodeError, OSError, ValueError):
+                continue
+            if owner.tag == self.tag:
+                yield owner, directory
+
+    def release_block(self) -> None:
+        """Give the node's uid block back; call when no slot is left."""
+        release_block(self.tag)
+
+
+def claim_block(tag: str, home: str, registry: Path = _REGISTRY) -> int:
+    """The number of the uid block that `tag` owns on this machine, claiming the first free one if it has none."""
+    registry.mkdir(parents=True, exist_ok=True, mode=0o755)
+    with _locked(registry):
+        held: dict[int, str] = {}
+        for entry in registry.iterdir():
+            if entry.name.isdigit():
+                held[int(entry.name)] = entry.read_text(encoding="utf-8").partition("\n")[0]
+        for number, owner in held.items():
+            if owner == tag:
+                return number
+        for number in range(_BLOCKS):
+            if number not in held:
+                (registry / str(number)).write_text(f"{tag}\n{home}\n", encoding="utf-8")
+                return number
+    raise SetupError(f"all {_BLOCKS} uid blocks of this machine are taken; see {registry} for their owners")
+
+
+def release_block(tag: str, registry: Path = _REGISTRY) -> None:
+    """Give back the uid block of `tag`, if it has one."""
+    if not registry.is_dir():
+        return
+    with _locked(registry):
+        for entry in registry.iterdir():
+            if entry.name.isdigit() and entry.read_text(encoding="utf-8").partition("\n")[0] == tag:
+                entry.unlink()
+
+
+@contextlib.contextmanager
+def _locked(registry: Path) -> Iterator[None]:
+    fd = os.open(registry / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

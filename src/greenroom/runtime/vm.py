@@ -1,0 +1,290 @@
+"""One QEMU: started behind its fence, spoken to by QMP, ended together with everything that is its own.
+
+`QemuVm.create` takes a slot and makes namespace, tap, cgroup, overlay and process in that order; `destroy`
+undoes all of it from the owner record alone, so it serves a half-made VM, a finished one and, through
+`destroy_owner`, one that an earlier run of the node left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qemu.qmp import QMPClient, QMPError
+
+from greenroom.errors import GreenroomError, RuntimeFailure
+from greenroom.runtime import namespaces
+from greenroom.runtime.cgroups import Cgroups, Limits
+from greenroom.runtime.command import Descriptors, Machine, fenced
+from greenroom.runtime.engine import VmInfo
+from greenroom.runtime.slots import Owner, Slot, Slots
+from greenroom.wire.tasks import spawn
+
+_log = logging.getLogger(__name__)
+
+
+class Fence:
+    """What all VMs of a node share: slots, cgroup hierarchies, limits."""
+
+    def __init__(self, slots: Slots, cgroups: Cgroups, limits: Callable[[Machine], Limits]) -> None:
+        self.slots = slots
+        self.cgroups = cgroups
+        self.limits = limits
+
+
+class QemuVm:
+    """A QEMU process and all that belongs to it. Make one with `create`."""
+
+    def __init__(self, fence: Fence, slot: Slot, qmp_deadline: float) -> None:
+        self._fence = fence
+        self._slot = slot
+        self._deadline = qmp_deadline
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd: int | None = None
+        self._handle: int | None = None
+        self._client: QMPClient | None = None
+        self._destroying: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+        self.state = "new"
+
+    def __repr__(self) -> str:
+        return f"<QemuVm {self.name} {self.state} pid={self.pid}>"
+
+    @property
+    def name(self) -> str:
+        return self._slot.name
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def uid(self) -> int:
+        return self._slot.owner.uid
+
+    @property
+    def directory(self) -> Path:
+        """The slot's directory, which only root can enter."""
+        return self._slot.directory
+
+    @classmethod
+    async def create(
+        cls,
+        fence: Fence,
+        machine: Machine,
+        overlay_template: Path,
+        command: Callable[[Descriptors], list[str]],
+        *,
+        ram: int,
+        backing: tuple[int, ...],
+        state: int | None,
+        qmp_deadline: float,
+    ) -> QemuVm:
+        """Make a VM's process and connect to its QMP socket. The descriptors given stay the caller's.
+
+        Raises RuntimeFailure after everything that was made has been removed again.
+        """
+        vm = cls(fence, fence.slots.take(), qmp_deadline)
+        try:
+            await asyncio.to_thread(vm._launch, machine, overlay_template, command, ram, backing, state)
+            vm._watch()
+            await vm._connect_qmp()
+        except BaseException as error:
+            await asyncio.shield(vm.destroy())
+            if isinstance(error, GreenroomError | asyncio.CancelledError):
+                raise
+            raise RuntimeFailure(f"a VM could not be started: {error}") from error
+        vm.state = "prelaunched"
+        return vm
+
+    def _launch(
+        self,
+        machine: Machine,
+        overlay_template: Path,
+        command: Callable[[Descriptors], list[str]],
+        ram: int,
+        backing: tuple[int, ...],
+        state: int | None,
+    ) -> None:
+        """The blocking part of `create`, in a worker thread."""
+        owner = self._slot.owner
+        self._fence.cgroups.create(owner.cgroup, self._fence.limits(machine))
+        with contextlib.ExitStack() as stack:
+            tap = namespaces.create(owner.netns)
+            stack.callback(os.close, tap)
+            self._handle = namespaces.open_handle(owner.netns)
+            overlay_path = self._slot.directory / "overlay.qcow2"
+            shutil.copyfile(overlay_template, overlay_path)
+            overlay_path.chmod(0o600)
+            overlay = os.open(overlay_path, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, overlay)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            stack.callback(listener.close)
+            with _short_path(self._slot.directory) as short:
+                listener.bind(f"{short}/qmp")
+            os.chmod(self._slot.directory / "qmp", 0o600)
+            listener.listen(4)
+            fds = Descriptors(
+                ram=ram, qmp=listener.fileno(), tap=tap, overlay=overlay, backing=backing, state=state
+            )
+            argv = fenced(
+                command(fds),
+                uid=owner.uid,
+                netns=owner.netns,
+                cgroup_files=self._fence.cgroups.join_files(owner.cgroup),
+                disk_mib=machine.size.disk_mib,
+            )
+            log = os.open(self._slot.directory / "qemu.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, log)
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=fds.all(),
+                start_new_session=True,
+                cwd="/",
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+            )
+            self._pidfd = os.pidfd_open(self._process.pid)
+
+    def _watch(self) -> None:
+        assert self._pidfd is not None  # noqa: S101
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        self._unwatch()
+        if self._process is not None:
+            self._process.poll()
+        if self.state not in ("stopping", "stopped"):
+            _log.warning("VM %s ended by itself: %s", self.name, self.last_words())
+            self.state = "ended"
+        self.ended.set()
+
+    def _unwatch(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    async def _connect_qmp(self) -> None:
+        client = QMPClient(self.name)
+        with _short_path(self._slot.directory) as short:
+            try:
+                await asyncio.wait_for(client.connect(f"{short}/qmp"), self._deadline)
+            except (QMPError, OSError, TimeoutError) as error:
+                raise RuntimeFailure(f"a VM's QEMU does not answer: {self.last_words() or error}") from error
+        self._client = client
+
+    def last_words(self) -> str:
+        """The end of QEMU's error output, for logs and error texts of operators."""
+        try:
+            return (self._slot.directory / "qemu.log").read_text(errors="replace").strip()[-400:]
+        except OSError:
+            return ""
+
+    async def execute(self, command: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run one QMP command. Raises RuntimeFailure when it fails or takes too long."""
+        if self._client is None:
+            raise RuntimeFailure("the VM has no QMP connection any more")
+        try:
+            return await asyncio.wait_for(self._client.execute(command, arguments), self._deadline)
+        except (QMPError, OSError, TimeoutError) as error:
+            raise RuntimeFailure(f"QMP {command} failed: {error or type(error).__name__}") from error
+
+    async def give(self, name: str, fd: int) -> None:
+        """Hand a descriptor to QEMU under a name. Needs asyncio's own loop: uvloop's sockets cannot pass any."""
+        if self._client is not None:
+            self._client.send_fd_scm(fd)
+        await self.execute("getfd", {"fdname": name})
+
+    async def migrated(self, deadline: float) -> None:
+        """Wait until the migration (either way) is complete. Raises RuntimeFailure when it fails."""
+        end = asyncio.get_running_loop().time() + deadline
+        pause = 0.002
+        while True:
+            info = await self.execute("query-migrate")
+            status = info.get("status")
+            if status == "completed":
+                return
+            if status in ("failed", "cancelled") or self.ended.is_set():
+                raise RuntimeFailure(
+                    f"loading the snapshot failed: {info.get('error-desc') or self.last_words()}"
+                )
+            if asyncio.get_running_loop().time() > end:
+                raise RuntimeFailure("loading the snapshot takes too long")
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+    async def console(self) -> str:
+        """The last 64 KiB that the guest wrote to its serial console."""
+        return str(await self.execute("ringbuf-read", {"device": "console", "size": 65536, "format": "utf8"}))
+
+    async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
+        """See `engine.Vm.connect`."""
+        if self._handle is None:
+            raise ConnectionRefusedError("the VM is gone")
+        sock = namespaces.open_socket(self._handle)
+        try:
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.sock_connect(sock, (namespaces.GUEST_ADDRESS, port)), deadline)
+        except BaseException:
+            namespaces.reset_on_close(sock)
+            sock.close()
+            raise
+        return sock
+
+    def describe(self) -> VmInfo:
+        """See `engine.Vm.describe`."""
+        owner = self._slot.owner
+        return VmInfo(name=self.name, state=self.state, pid=self.pid, uid=owner.uid, netns=owner.netns)
+
+    async def destroy(self) -> None:
+        """End the process and remove everything of the VM; safe to call twice and at any time."""
+        if self._destroying is None:
+            self._destroying = spawn(self._destroy(), f"destroy {self.name}")
+        await asyncio.shield(self._destroying)
+
+    async def _destroy(self) -> None:
+        self.state = "stopping"
+        self._unwatch()
+        client, self._client = self._client, None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+        await asyncio.to_thread(destroy_owner, self._slot.owner, self._fence.cgroups)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+        if client is not None:
+            with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
+                await asyncio.wait_for(client.disconnect(), 5)
+        self._fence.slots.give_back(self._slot)
+        self.state = "stopped"
+        self.ended.set()
+
+
+def destroy_owner(owner: Owner, cgroups: Cgroups) -> dict[str, int]:
+    """Remove everything an owner record stands for, except its directory. Blocks. Counts what there was."""
+    counts = {"processes": cgroups.kill(owner.cgroup)}
+    counts["namespaces"] = int(namespaces.remove(owner.netns))
+    counts["cgroups"] = int(cgroups.remove(owner.cgroup))
+    return counts
+
+
+@contextlib.contextmanager
+def _short_path(directory: Path) -> Any:
+    """A path to `directory` that fits into a Unix socket's 107 bytes, however long the real one is."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
