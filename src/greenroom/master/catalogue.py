@@ -1,0 +1,127 @@
+"""Templates and pools as the master uses them: read from the store once, and again when another has written.
+
+Claims look templates up here, so that none of them waits for the store. SQLite cannot call us when another
+process commits; its `data_version` is a counter in shared memory, so asking it every second costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from greenroom.config import PoolsConfig
+from greenroom.errors import BadRequest, GreenroomError, UnknownTemplate
+from greenroom.store.records import NodeRecord, Store
+from greenroom.wire.ids import new_template_id
+from greenroom.wire.messages import PoolSpec, Size, Template
+
+_log = logging.getLogger(__name__)
+
+BASE = "base"
+"""Name of the template that is always there; E2B's SDKs ask for it when they are told no other."""
+BASE_SIZE = Size("small", cpus=1, memory_mib=512, disk_mib=4096)
+DEFAULT_TAG = "default"
+"""The one tag a template has until templates can be built."""
+LOOK_EVERY = 1.0
+"""Seconds between looks for another process's writes."""
+
+
+class Catalogue:
+    """The store's templates, pools and node records, held in memory. Call `load` before anything else."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._version: int | None = None
+        self._by_ref: dict[str, Template] = {}
+        self.templates: list[Template] = []
+        self.pools: list[PoolSpec] = []
+        self.nodes: list[NodeRecord] = []
+
+    async def load(self) -> bool:
+        """Read everything if another process has written since the last time; True if it was read."""
+        version = await self._store.version()
+        if version == self._version:
+            return False
+        await self._read()
+        self._version = version
+        return True
+
+    async def _read(self) -> None:
+        templates, pools = await self._store.templates(), await self._store.pools()
+        self.nodes = await self._store.nodes()
+        self.templates, self.pools = templates, pools
+        self._by_ref = {template.name: template for template in templates}
+        self._by_ref |= {template.template_id: template for template in templates}
+
+    async def seed(self, config: PoolsConfig) -> None:
+        """Make sure that the base template exists and that a store without any pool gets the default one."""
+        base = await self._store.add_template(
+            Template(template_id=new_template_id(), name=BASE, size=BASE_SIZE, created_at=time.time())
+        )
+        if not await self._store.pools() and config.default_target > 0:
+            await self._store.put_pool(
+                PoolSpec(
+                    template=base.name,
+                    size=base.size,
+                    target=config.default_target,
+                    warm=config.default_warm,
+                )
+            )
+        await self._read()
+
+    async def template(self, ref: str) -> Template:
+        """The template with this id or name, either with or without `:default`. Raises UnknownTemplate."""
+        found = self._find(ref)
+        if found is None and await self.load():
+            found = self._find(ref)
+        if found is None:
+            raise UnknownTemplate(f"there is no template {ref!r}")
+        return found
+
+    def _find(self, ref: str) -> Template | None:
+        name, _, tag = ref.partition(":")
+        return self._by_ref.get(name) if tag in ("", DEFAULT_TAG) else None
+
+    async def put_pool(self, pool: PoolSpec) -> None:
+        """Declare a pool, or remove it with a target of 0. Raises UnknownTemplate or BadRequest."""
+        if pool.target < 0:
+            raise BadRequest("target: a pool cannot have fewer than 0 members")
+        if min(pool.size.cpus, pool.size.memory_mib, pool.size.disk_mib) < 1 or not pool.size.name:
+            raise BadRequest("size: a name, and at least 1 cpu, 1 MiB of memory and 1 MiB of disk are needed")
+        await self._store.put_pool(pool)
+        await self._read()
+
+    async def put_node(self, record: NodeRecord) -> None:
+        """Write a node's record unless the store has it like this. Raises KeyConflict."""
+        before = next((node for node in self.nodes if node.name == record.name), None)
+        if before is not None and _place(before) == _place(record):
+            return
+        await self._store.put_node(record)
+        self.nodes = await self._store.nodes()
+
+    async def remove_node(self, name: str) -> None:
+        """Forget a node's record."""
+        await self._store.remove_node(name)
+        self.nodes = await self._store.nodes()
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        """Read again whenever another process has written, and set `changed`. Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                if await self.load():
+                    changed.set()
+            except GreenroomError as error:
+                _log.warning("the store cannot be read, going on with what is known: %s", error)
+
+
+def _place(record: NodeRecord) -> tuple[str, ...]:
+    return (
+        record.code,
+        record.api_url,
+        record.relay_host,
+        str(record.relay_port),
+        record.engine,
+        record.accelerator,
+    )
