@@ -1,0 +1,50 @@
+"""`python -m greenroom.api SPEC.json`: one api process, until SIGTERM.
+
+It serves as soon as it listens, with or without a master: what needs the node table asks for it then.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import uvloop
+
+from greenroom.api.e2b.keys import Authenticator
+from greenroom.api.e2b.resources import application
+from greenroom.api.e2b.routes import Dialect
+from greenroom.api.nodes import Fleet
+from greenroom.errors import SetupError
+from greenroom.store.sqlite import SqliteStore
+from greenroom.wire.calling import role_client
+from greenroom.wire.credentials import own_token
+from greenroom.wire.serving import read_spec, run_role, setup_logging
+from greenroom.wire.tasks import spawn, stop
+
+
+async def main(spec_path: str) -> None:
+    """Run the api that the spec file describes. Raises SetupError when it cannot start."""
+    spec = read_spec(spec_path)
+    if not spec.master_urls:
+        raise SetupError("an api needs the URL of at least one master")
+    token = own_token(spec.secrets, "api")
+    store = await SqliteStore.open(spec.store)
+    try:
+        async with role_client(token) as client:
+            fleet = Fleet(client, spec.master_urls, spec.config)
+            dialect = Dialect(fleet, Authenticator(store), spec.domain, spec.config.api, spec.config.claims)
+            following = spawn(fleet.follow(), "node-table")
+            try:
+                await run_role(application(dialect.paths()), spec)
+            finally:
+                await stop(following)
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    setup_logging()
+    try:
+        uvloop.run(main(sys.argv[1]))
+    except SetupError as error:
+        print(f"greenroom api: {error.message}", file=sys.stderr)
+        sys.exit(78)

@@ -1,0 +1,77 @@
+"""Who is asking (API keys) and which request this is (idempotency keys)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections import OrderedDict
+
+from starlette.requests import Request
+
+from greenroom.errors import BadRequest, Unauthorized
+from greenroom.store.keys import digest_of, is_secret
+from greenroom.store.records import ApiKey, Store
+
+CACHED_FOR = 1.0
+"""Seconds a key is believed without asking the store: so long a revoked one still works, at most."""
+CACHED_KEYS = 4096
+"""Keys in the cache, the least recently used leaves first."""
+_IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
+
+
+class Authenticator:
+    """Recognises API keys, asking the store at most once per key and `CACHED_FOR`.
+
+    Only found keys are cached: a flood of wrong ones cannot push the right ones out, and a key works the
+    moment it is made. The cache is keyed by digest, so no secret stays in memory longer than its request.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._cache: OrderedDict[str, tuple[ApiKey, float]] = OrderedDict()
+
+    async def owner_of(self, request: Request) -> str:
+        """The owner id of the request's API key (`X-API-Key`, or a bearer token). Raises Unauthorized."""
+        secret = _presented(request)
+        if not secret:
+            raise Unauthorized("an API key is needed: send it in the header X-API-Key")
+        # What does not look like a key cannot be one: no need to ask the store.
+        if not is_secret(secret):
+            raise Unauthorized("this API key is not known")
+        digest = digest_of(secret)
+        now = time.monotonic()
+        cached = self._cache.get(digest)
+        if cached is not None and cached[1] > now:
+            return cached[0].owner
+        key = await self._store.find_api_key(digest)
+        if key is None or key.revoked_at is not None:
+            self._cache.pop(digest, None)
+            raise Unauthorized("this API key is not known")
+        # Counted from before the store was asked, so that a slow store does not stretch a revoked key's life.
+        self._cache[digest] = (key, now + CACHED_FOR)
+        self._cache.move_to_end(digest)
+        if len(self._cache) > CACHED_KEYS:
+            self._cache.popitem(last=False)
+        return key.owner
+
+
+def _presented(request: Request) -> str:
+    if secret := request.headers.get("x-api-key", "").strip():
+        return secret
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def claim_key(owner: str, header: str | None) -> str:
+    """The claim key of a create: from the client's `Idempotency-Key`, or drawn for this request alone.
+
+    A client's key is hashed, so that two owners' equal keys never meet and any length fits. Raises BadRequest
+    when the header does not have E2B's form.
+    """
+    if header is None:
+        return f"auto-{secrets.token_hex(16)}"
+    if _IDEMPOTENCY_KEY.fullmatch(header) is None:
+        raise BadRequest("Idempotency-Key: 1 to 255 of the characters a-z, 0-9 and - are needed")
+    return f"idem-{owner}-{hashlib.sha256(header.encode()).hexdigest()[:40]}"

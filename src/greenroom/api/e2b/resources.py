@@ -1,0 +1,75 @@
+"""HTTP around the handlers: one resource per path, so that every method has a JSON answer.
+
+Starlette's own routing answers 405 for the first route that has the path and would not know the other methods
+of it; a resource knows them all, answers OPTIONS with them, and HEAD as GET (the server leaves the body out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from greenroom.api.e2b.errors import MethodMismatch, NotSupported, render
+from greenroom.wire.serving import Lifespan, error_handlers, json_response
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Resource:
+    """The ASGI endpoint of one path: a handler per method."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        self._handlers = dict(handlers)
+        if "GET" in handlers:
+            self._handlers["HEAD"] = handlers["GET"]
+        self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive, send)
+        handler = self._handlers.get(request.method)
+        if handler is not None:
+            response = await handler(request)
+        elif request.method == "OPTIONS":
+            response = Response(status_code=204, headers={"Allow": self._allowed})
+        else:
+            raise MethodMismatch(self._allowed)
+        await response(scope, receive, send)
+
+
+def unsupported(what: str, authenticate: Callable[[Request], Awaitable[str]]) -> Handler:
+    """A handler for what E2B has and Greenroom does not yet: 501, for those with a key."""
+
+    async def refuse(request: Request) -> Response:
+        await authenticate(request)
+        raise NotSupported(f"{what} is not supported by this server yet")
+
+    return refuse
+
+
+async def health(_request: Request) -> Response:
+    """For load balancers and people: this process answers."""
+    return PlainTextResponse("Health check successful")
+
+
+async def healthz(_request: Request) -> Response:
+    """For the supervisor, the same as every role's."""
+    return json_response({"ok": True})
+
+
+def application(paths: dict[str, dict[str, Handler]], lifespan: Lifespan | None = None) -> Starlette:
+    """The ASGI application for `paths`, in the order in which they are tried."""
+    table: dict[str, dict[str, Handler]] = {"/health": {"GET": health}, "/healthz": {"GET": healthz}}
+    table |= paths
+    app = Starlette(
+        routes=[Route(path, Resource(methods)) for path, methods in table.items()],
+        lifespan=lifespan,
+        exception_handlers=error_handlers(render),
+    )
+    app.router.redirect_slashes = False
+    return app

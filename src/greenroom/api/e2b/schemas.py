@@ -1,0 +1,291 @@
+"""E2B's bodies: what comes in is checked and becomes a message between roles, what goes out is made from one.
+
+Names and required fields follow the E2B API that the SDKs (Python 2.45 to 2.63, JavaScript 2.51) speak. What
+Greenroom cannot honour yet is refused with 400 and a text that says so, never ignored: an agent that asked
+for a fence must not run without one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from greenroom.config import ApiConfig
+from greenroom.errors import BadRequest
+from greenroom.wire.ids import node_code_of
+from greenroom.wire.messages import Sandbox, Template
+
+ENVD_VERSION = "0.6.13"
+"""Version of E2B's in-guest daemon whose protocol our agent speaks. SDKs switch features off below 0.6.4."""
+
+MAX_METADATA_KEY = 256
+MAX_METADATA_VALUE = 4096
+MAX_ENV_KEY = 256
+MAX_ENV_VALUE = 64 << 10
+"""Characters, at most."""
+MAX_REFRESH = 3600
+"""Seconds, E2B's bound for a refresh."""
+
+_TEMPLATE_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,200}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL_BUT_SPACE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+class AutoResume(msgspec.Struct, frozen=True):
+    """`autoResume` of a create."""
+
+    enabled: bool
+
+
+class NetworkOptions(msgspec.Struct, frozen=True, rename="camel"):
+    """`network` of a create."""
+
+    allow_public_traffic: bool | None = None
+    allow_out: list[str] | None = None
+    deny_out: list[str] | None = None
+    dns_servers: list[str] | None = None
+    egress_proxy: dict[str, Any] | None = None
+    mask_request_host: str | None = None
+    https_ports: list[int] | None = None
+    rules: dict[str, Any] | None = None
+
+
+class NewSandbox(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The body of a create, v1 and v2 (`secure` is v1's)."""
+
+    template_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] = msgspec.field(name="templateID")
+    timeout: int | None = None
+    auto_pause: bool | None = None
+    auto_pause_memory: bool | None = None
+    auto_resume: AutoResume | None = None
+    secure: bool | None = None
+    allow_internet_access: bool | None = msgspec.field(name="allow_internet_access", default=None)
+    network: NetworkOptions | None = None
+    metadata: dict[str, str] | None = None
+    env_vars: dict[str, str] | None = None
+    mcp: dict[str, Any] | None = None
+    iam: dict[str, Any] | None = None
+    volume_mounts: list[Any] | None = None
+
+
+class TimeoutBody(msgspec.Struct, frozen=True):
+    """The body of `/timeout`: seconds from now."""
+
+    timeout: int
+
+
+class ConnectBody(msgspec.Struct, frozen=True):
+    """The body of `/connect`. `memory` says how to resume; a running sandbox has nothing to resume."""
+
+    timeout: int | None = None
+    memory: bool | None = None
+
+
+class RefreshBody(msgspec.Struct, frozen=True):
+    """The body of `/refreshes`: the sandbox lives at least this many seconds from now."""
+
+    duration: int | None = None
+
+
+class SandboxBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """E2B's `Sandbox`, the answer to create and connect."""
+
+    template_id: str = msgspec.field(name="templateID")
+    sandbox_id: str = msgspec.field(name="sandboxID")
+    client_id: str = msgspec.field(name="clientID")
+    envd_version: str = ENVD_VERSION
+    alias: str
+    envd_access_token: str | msgspec.UnsetType = msgspec.UNSET
+    traffic_access_token: str | None = None
+    domain: str | None = None
+
+
+class ListedBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """E2B's `ListedSandbox`."""
+
+    template_id: str = msgspec.field(name="templateID")
+    sandbox_id: str = msgspec.field(name="sandboxID")
+    client_id: str = msgspec.field(name="clientID")
+    envd_version: str = ENVD_VERSION
+    alias: str
+    started_at: str
+    end_at: str
+    cpu_count: int
+    memory_mb: int = msgspec.field(name="memoryMB")
+    disk_size_mb: int = msgspec.field(name="diskSizeMB")
+    state: Literal["running", "paused"]
+    metadata: dict[str, str]
+
+
+class Lifecycle(msgspec.Struct, frozen=True, rename="camel"):
+    """What happens at a sandbox's end."""
+
+    auto_resume: bool = False
+    on_timeout: str = "kill"
+
+
+class DetailBody(ListedBody, frozen=True, kw_only=True, rename="camel"):
+    """E2B's `SandboxDetail`. `allow_internet_access` is the truth about the guest, not the wish at create."""
+
+    envd_access_token: str | msgspec.UnsetType = msgspec.UNSET
+    domain: str | None = None
+    allow_internet_access: bool = False
+    lifecycle: Lifecycle = Lifecycle()
+
+
+class TemplateBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """E2B's `Template`."""
+
+    template_id: str = msgspec.field(name="templateID")
+    build_id: str = msgspec.field(name="buildID", default="00000000-0000-0000-0000-000000000000")
+    cpu_count: int
+    memory_mb: int = msgspec.field(name="memoryMB")
+    disk_size_mb: int = msgspec.field(name="diskSizeMB")
+    public: bool = True
+    aliases: list[str]
+    names: list[str]
+    created_at: str
+    updated_at: str
+    created_by: None = None
+    last_spawned_at: None = None
+    spawn_count: int = 0
+    build_count: int = 1
+    envd_version: str = ENVD_VERSION
+    build_status: str = "ready"
+
+
+class AliasBody(msgspec.Struct, frozen=True):
+    """The answer for a template's alias."""
+
+    template_id: str = msgspec.field(name="templateID")
+    public: bool = True
+
+
+def check_create(body: NewSandbox, config: ApiConfig) -> None:
+    """Refuse what is wrong or cannot be honoured. Raises BadRequest naming the field."""
+    if _TEMPLATE_REF.fullmatch(body.template_id) is None:
+        raise BadRequest("templateID: this is not a template id or name")
+    if body.timeout is not None:
+        check_timeout(body.timeout, 1, config.max_timeout)
+    for field, problem in _REFUSED.items():
+        if problem(body):
+            raise BadRequest(f"{field} is not supported by this server yet")
+    check_pairs("metadata", body.metadata or {}, config.max_metadata, MAX_METADATA_KEY, MAX_METADATA_VALUE)
+    check_pairs("envVars", body.env_vars or {}, config.max_metadata, MAX_ENV_KEY, MAX_ENV_VALUE)
+    for name in body.env_vars or {}:
+        if "=" in name:
+            raise BadRequest("envVars: the name of an environment variable cannot contain '='")
+
+
+_REFUSED: dict[str, Callable[[NewSandbox], bool]] = {
+    "autoPause": lambda body: body.auto_pause is True,
+    "autoPauseMemory": lambda body: body.auto_pause_memory is False,
+    "autoResume": lambda body: body.auto_resume is not None and body.auto_resume.enabled,
+    "volumeMounts": lambda body: bool(body.volume_mounts),
+    "iam": lambda body: bool(body.iam),
+    # Guests reach no network, so `denyOut` is kept already; all that would open or change a way out is not.
+    "network.allowPublicTraffic: false": lambda body: _network(body).allow_public_traffic is False,
+    "network.allowOut": lambda body: bool(_network(body).allow_out),
+    "network.dnsServers": lambda body: bool(_network(body).dns_servers),
+    "network.egressProxy": lambda body: _network(body).egress_proxy is not None,
+    "network.maskRequestHost": lambda body: bool(_network(body).mask_request_host),
+    "network.httpsPorts": lambda body: bool(_network(body).https_ports),
+    "network.rules": lambda body: bool(_network(body).rules),
+}
+"""Each option that would have to be kept and cannot be, with what tells that it was asked for."""
+
+_NO_NETWORK_OPTIONS = NetworkOptions()
+
+
+def _network(body: NewSandbox) -> NetworkOptions:
+    return body.network or _NO_NETWORK_OPTIONS
+
+
+def check_timeout(timeout: int, least: int, most: int) -> None:
+    """Raise BadRequest unless a timeout in seconds is within its bounds."""
+    if not least <= timeout <= most:
+        raise BadRequest(f"timeout: {least} to {most} seconds are allowed")
+
+
+def check_pairs(field: str, pairs: dict[str, str], count: int, key_length: int, value_length: int) -> None:
+    """Raise BadRequest unless names and values are within their bounds and free of control characters.
+
+    Values may contain tab, line feed and carriage return (certificates do); names may not.
+    """
+    if len(pairs) > count:
+        raise BadRequest(f"{field}: at most {count} entries are allowed")
+    for key, value in pairs.items():
+        if not 1 <= len(key) <= key_length:
+            raise BadRequest(f"{field}: a name has 1 to {key_length} characters")
+        if len(value) > value_length:
+            raise BadRequest(f"{field}: a value has at most {value_length} characters")
+        if _CONTROL.search(key) or _CONTROL_BUT_SPACE.search(value):
+            raise BadRequest(f"{field}: control characters are not allowed")
+
+
+def micros(seconds: float) -> int:
+    """Unix time in whole microseconds, the grain at which E2B compares start times."""
+    return round(seconds * 1_000_000)
+
+
+def timestamp(seconds: float) -> str:
+    """Unix time as RFC 3339 in UTC with microseconds, such as `2026-01-31T12:00:00.000000Z`."""
+    whole, fraction = divmod(micros(seconds), 1_000_000)
+    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{fraction:06d}Z"
+
+
+def sandbox_body(sandbox: Sandbox, template: Template | None, domain: str) -> SandboxBody:
+    """The answer to create and connect; `template` is None when it was removed meanwhile."""
+    return SandboxBody(
+        template_id=sandbox.template if template is None else template.template_id,
+        sandbox_id=sandbox.sandbox_id,
+        client_id=node_code_of(sandbox.sandbox_id),
+        alias=sandbox.template,
+        envd_access_token=sandbox.token or msgspec.UNSET,
+        domain=domain or None,
+    )
+
+
+def listed_body(sandbox: Sandbox, template: Template | None) -> ListedBody:
+    """One entry of a list."""
+    return ListedBody(
+        template_id=sandbox.template if template is None else template.template_id,
+        sandbox_id=sandbox.sandbox_id,
+        client_id=node_code_of(sandbox.sandbox_id),
+        alias=sandbox.template,
+        started_at=timestamp(sandbox.started_at),
+        end_at=timestamp(sandbox.ends_at),
+        cpu_count=sandbox.size.cpus,
+        memory_mb=sandbox.size.memory_mib,
+        disk_size_mb=sandbox.size.disk_mib,
+        state=sandbox.state,
+        metadata=sandbox.metadata,
+    )
+
+
+def detail_body(sandbox: Sandbox, template: Template | None, domain: str) -> DetailBody:
+    """The answer for one sandbox."""
+    return DetailBody(
+        **msgspec.structs.asdict(listed_body(sandbox, template)),
+        envd_access_token=sandbox.token or msgspec.UNSET,
+        domain=domain or None,
+    )
+
+
+def template_body(template: Template) -> TemplateBody:
+    """One entry of the list of templates."""
+    created = timestamp(template.created_at)
+    return TemplateBody(
+        template_id=template.template_id,
+        cpu_count=template.size.cpus,
+        memory_mb=template.size.memory_mib,
+        disk_size_mb=template.size.disk_mib,
+        aliases=[template.name],
+        names=[template.name],
+        created_at=created,
+        updated_at=created,
+    )
