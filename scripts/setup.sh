@@ -1,0 +1,65 @@
+#!/bin/sh
+# Everything Greenroom needs on a fresh Debian 12: Debian packages, then a virtual environment with the locked
+# Python packages. May be repeated and interrupted at any time; what is there already is not done again.
+#
+#   scripts/setup.sh            the platform
+#   scripts/setup.sh dev        and what tests and lint need
+set -eu
+cd "$(dirname "$0")/.."
+kind=${1:-runtime}
+venv=${GREENROOM_VENV:-.venv}
+say() { printf 'setup: %s\n' "$*"; }
+
+missing=
+while read -r package _; do
+    case $package in '' | '#'*) continue ;; esac
+    state=$(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null || true)
+    case $state in ii*) ;; *) missing="$missing $package" ;; esac
+done <scripts/debian-packages.txt
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" -ne 0 ]; then
+        say "these Debian packages are missing:$missing"
+        say "install them as root: apt-get install --no-install-recommends$missing"
+        exit 1
+    fi
+    say "1/3 installing Debian packages:$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q
+    # shellcheck disable=SC2086  # a list of words
+    apt-get install -y -q --no-install-recommends $missing
+else
+    say "1/3 Debian packages are there"
+    # The image build looks packages up, which needs lists; a machine may have been set up without any.
+    if [ "$(id -u)" -eq 0 ] && ! apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1; then
+        apt-get update -q
+    fi
+fi
+
+lock=requirements/runtime.lock
+[ "$kind" = dev ] && lock=requirements/dev.lock
+wanted=$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1)
+stamp=$venv/.greenroom-$kind
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then
+    say "2/3 Python packages are there"
+    say "3/3 greenroom is installed"
+    exit 0
+fi
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    say "2/3 making the virtual environment $venv"
+    rm -rf "$venv"
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+        say "python3 is older than 3.11; Debian 12 has 3.11"
+        exit 1
+    }
+    python3 -m venv "$venv"
+fi
+say "2/3 installing locked Python packages from $lock"
+bar=on
+[ -t 1 ] || bar=off
+"$venv/bin/python" -m pip install -q --progress-bar "$bar" --disable-pip-version-check --require-hashes -r "$lock"
+say "3/3 installing greenroom itself"
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -e .
+printf '%s\n' "$wanted" >"$stamp"
+# The development set holds all of the runtime set.
+[ "$kind" = dev ] && cat requirements/runtime.lock pyproject.toml | sha256sum | cut -d' ' -f1 >"$venv/.greenroom-runtime"
+say "done"
