@@ -1,0 +1,42 @@
+"""The API key named `default`, which `greenroom up` makes so that `greenroom env` has one to print."""
+
+from __future__ import annotations
+
+from greenroom.cli.records import StateDir
+from greenroom.store.keys import create_api_key, list_api_keys, recognise
+from greenroom.store.sqlite import SqliteStore
+from greenroom.wire.credentials import write_private
+
+NAME = "default"
+OWNER = "default"
+"""Owner of the keys made on the command line: one person runs the platform, so all its keys see all of it."""
+
+
+async def ensure_default_key(state: StateDir) -> str | None:
+    """Make the default key when there is no key at all, or when the one on disk is not in this store.
+
+    Returns a line for the user when one was made. A key that was revoked is not made again behind the
+    operator's back: then other keys are in use, and `greenroom env --key-file` takes those.
+    """
+    store = await SqliteStore.open(state.store)
+    try:
+        kept = read_secret(state)
+        if kept is not None and await recognise(store, kept) is not None:
+            return None
+        if any(key.revoked_at is None for key in await list_api_keys(store)):
+            return None
+        if any(key.name == NAME for key in await list_api_keys(store)):
+            return None
+        _key, secret = await create_api_key(store, NAME, OWNER)
+        write_private(state.default_key, secret + "\n")
+        return f"made the API key {NAME!r}; `greenroom env` prints it"
+    finally:
+        await store.close()
+
+
+def read_secret(state: StateDir) -> str | None:
+    """The default key's secret, or None when it is not there."""
+    try:
+        return state.default_key.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

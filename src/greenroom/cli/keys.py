@@ -1,0 +1,131 @@
+"""`keys`: API keys, made and revoked straight in the store, whether the platform runs or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from greenroom.cli.options import JsonOption, StateDirOption, examples, state_dir_of
+
+if TYPE_CHECKING:
+    from greenroom.store.sqlite import SqliteStore
+
+T = TypeVar("T")
+
+_keys = typer.Typer(
+    help="Create, list and revoke API keys.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=examples("greenroom keys create ci", "greenroom keys list", "greenroom keys revoke 3f2a91c07b5d"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(_keys, name="keys")
+
+
+@_keys.command(
+    epilog=examples("greenroom keys create ci", "greenroom keys create ci > ci.key   # only the secret")
+)
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name for people, to know the key by.")],
+    json: JsonOption = False,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Make an API key and print its secret, which cannot be shown again."""
+    from greenroom.cli.default_key import OWNER
+    from greenroom.cli.output import print_json, warn
+    from greenroom.store.keys import create_api_key
+
+    key, secret = _with_store(
+        state_dir_of(context, state_dir), lambda store: create_api_key(store, name, OWNER), make=True
+    )
+    if json:
+        print_json({"id": key.key_id, "name": key.name, "secret": secret})
+        return
+    warn(f"this is key {key.key_id}; its secret is not kept and cannot be shown again")
+    print(secret)
+
+
+@_keys.command("list", epilog=examples("greenroom keys list", "greenroom keys list --json"))
+def list_keys(context: typer.Context, json: JsonOption = False, state_dir: StateDirOption = None) -> None:
+    """List the API keys, revoked ones too, oldest first."""
+    from greenroom.cli.output import print_json, print_table
+    from greenroom.store.keys import list_api_keys
+
+    found = _with_store(state_dir_of(context, state_dir), list_api_keys)
+    if json:
+        print_json(
+            [
+                {
+                    "id": key.key_id,
+                    "name": key.name,
+                    "owner": key.owner,
+                    "hint": key.hint,
+                    "created_at": key.created_at,
+                    "revoked_at": key.revoked_at,
+                }
+                for key in found
+            ]
+        )
+        return
+    rows = [
+        [
+            key.key_id,
+            key.name,
+            f"e2b_…{key.hint}",
+            _date(key.created_at),
+            "" if key.revoked_at is None else _date(key.revoked_at),
+        ]
+        for key in found
+    ]
+    print_table("API keys", ["id", "name", "secret", "created", "revoked"], rows)
+
+
+@_keys.command(epilog=examples("greenroom keys revoke 3f2a91c07b5d"))
+def revoke(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `keys list` shows it.")],
+    state_dir: StateDirOption = None,
+) -> None:
+    """Revoke an API key; whoever uses it is refused from then on."""
+    from greenroom.errors import NotFound
+    from greenroom.store.keys import revoke_api_key
+
+    if not _with_store(state_dir_of(context, state_dir), lambda store: revoke_api_key(store, key_id)):
+        raise NotFound(f"there is no key {key_id} that could be revoked; `greenroom keys list` shows them")
+    print(f"revoked {key_id}")
+
+
+def _with_store(root: Path, work: Callable[[SqliteStore], Awaitable[T]], *, make: bool = False) -> T:
+    """Open the state directory's store for `work`; it and its directory are made only if `make`."""
+    import asyncio
+
+    from greenroom.cli.records import StateDir
+    from greenroom.errors import SetupError
+    from greenroom.store.sqlite import SqliteStore
+
+    state = StateDir(root)
+    if make:
+        state.prepare()
+    elif not state.store.exists():
+        raise SetupError(f"there is no platform in {root} yet; `greenroom up --detach` makes one")
+
+    async def run() -> T:
+        store = await SqliteStore.open(state.store)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def _date(instant: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(instant))

@@ -1,0 +1,165 @@
+"""From `greenroom up`'s options to the roles that will run: which, with which settings, in which place."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Literal, cast
+
+import msgspec
+
+from greenroom.cli.supervision import RolePlan
+from greenroom.config import Config, RoleSpec, load
+from greenroom.errors import BadRequest, SetupError
+
+START_DEADLINE = 120.0
+"""Seconds for a role to get ready. It takes about one, but far longer on a loaded machine."""
+NODE_START_DEADLINE = 1800.0
+"""The same for a node, whose first start builds an image and boots it; counts anew from each progress."""
+STOP_DEADLINE = 30.0
+"""Seconds from SIGTERM to SIGKILL."""
+NODE_STOP_DEADLINE = 60.0
+"""The same for a node, which first ends or saves its VMs."""
+
+Role = Literal["api", "master", "node", "proxy"]
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `greenroom up` was asked for; None leaves a setting to `config.toml` and its default."""
+
+    state_dir: str
+    cache_dir: str
+    api: int = 1
+    master: int = 1
+    proxy: int = 1
+    nodes: int = 1
+    store: str = "sqlite"
+    port: int | None = None
+    domain: str | None = None
+    warm: int | None = None
+    engine: str | None = None
+    accelerator: str | None = None
+    role_module: str = "greenroom.{role}"
+    """Module that runs a role; only tests change it, to start stand-ins."""
+
+    def check(self) -> None:
+        """Raise BadRequest for what cannot be done, in words for the user."""
+        for option, count in (("--master", self.master), ("--proxy", self.proxy)):
+            if count > 1:
+                raise BadRequest(f"{option} {count}: more than one is not possible yet; leave it at 1")
+        if self.store == "etcd":
+            raise BadRequest("--store etcd is not there yet; leave it at sqlite")
+        if self.store != "sqlite":
+            raise BadRequest(f"--store {self.store} is unknown; the stores are sqlite and etcd")
+        counts = {"--api": self.api, "--master": self.master, "--proxy": self.proxy, "--nodes": self.nodes}
+        for option, count in counts.items():
+            if not 1 <= count <= 64:
+                raise BadRequest(f"{option} {count}: choose between 1 and 64")
+        if self.warm is not None and not 0 <= self.warm <= 4096:
+            raise BadRequest(f"--warm {self.warm}: choose between 0 and 4096")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise BadRequest(f"--port {self.port}: choose between 0 (any free port) and 65535")
+        if self.domain is not None and not _is_domain(self.domain):
+            raise BadRequest(f"--domain {self.domain}: not a host name (with an optional :port)")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The platform to start: one spec for each role process, and where clients will reach it."""
+
+    specs: list[RoleSpec]
+    entry_url: str
+    domain: str
+
+    def role_plans(self) -> list[RolePlan]:
+        """What the supervision needs to know of them."""
+        return [
+            RolePlan(
+                name=spec.name,
+                kind=spec.role,
+                start_deadline=NODE_START_DEADLINE if spec.role == "node" else START_DEADLINE,
+                stop_deadline=NODE_STOP_DEADLINE if spec.role == "node" else STOP_DEADLINE,
+            )
+            for spec in self.specs
+        ]
+
+
+def make_plan(options: UpOptions) -> Plan:
+    """Settle every setting. Raises BadRequest for a bad option, SetupError for a bad file or a taken port."""
+    options.check()
+    config = _merge(load(Path(options.state_dir)), options)
+    host = config.proxy.host
+    port = claim_port(host, config.proxy.port)
+    # The SDKs split host names at the first dot, so a numeric address would not do as a domain.
+    domain = options.domain or config.proxy.domain or f"localhost:{port}"
+    proxy = msgspec.structs.replace(config.proxy, port=port, domain=domain)
+    config = msgspec.structs.replace(config, proxy=proxy)
+    counts: list[tuple[Role, int]] = [
+        ("master", options.master),
+        ("node", options.nodes),
+        ("api", options.api),
+        ("proxy", options.proxy),
+    ]
+    specs = [
+        RoleSpec(
+            role=role,
+            replica=replica,
+            state_dir=options.state_dir,
+            cache_dir=options.cache_dir,
+            domain=domain,
+            config=config,
+        )
+        for role, count in counts
+        for replica in range(count)
+    ]
+    reachable = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
+    literal = f"[{reachable}]" if ":" in reachable else reachable
+    return Plan(specs=specs, entry_url=f"http://{literal}:{port}", domain=domain)
+
+
+def _merge(config: Config, options: UpOptions) -> Config:
+    """The file's settings with the command line's on top."""
+    replace = msgspec.structs.replace
+    if options.port is not None:
+        config = replace(config, proxy=replace(config.proxy, port=options.port))
+    if options.warm is not None:
+        config = replace(config, pools=replace(config.pools, default_target=options.warm))
+    if options.engine is not None:
+        engine = cast("Literal['qemu', 'simulated']", options.engine)
+        config = replace(config, vm=replace(config.vm, engine=engine))
+    if options.accelerator is not None:
+        accelerator = cast("Literal['auto', 'kvm', 'tcg']", options.accelerator)
+        config = replace(config, vm=replace(config.vm, accelerator=accelerator))
+    try:
+        return msgspec.convert(msgspec.to_builtins(config), Config)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"invalid option: {error}") from error
+
+
+def claim_port(host: str, port: int) -> int:
+    """The port the entry will use: `port` if it can be had, a free one for 0.
+
+    The number must be settled before the proxy starts, because the api tells clients the domain. It is free
+    again until the proxy takes it; if another program is faster, the proxy says so and the start fails.
+    Raises SetupError when the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SetupError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port "
+                "(0 takes a free one)"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _is_domain(text: str) -> bool:
+    name, colon, port = text.partition(":")
+    if colon and not (port.isdigit() and 0 < int(port) <= 65535):
+        return False
+    labels = name.split(".")
+    return len(name) <= 253 and all(
+        0 < len(label) <= 63 and label.replace("-", "a").isalnum() and label.isascii() for label in labels
+    )

@@ -1,0 +1,322 @@
+"""The supervisor's life story: take the lock, end leftovers, start the roles, keep them alive, stop them.
+
+What to do next is decided by `supervision`, which does no I/O; here it is done. There is one supervisor for a
+state directory. It runs inside `greenroom up`, or, for `--detach`, as `python -m greenroom.cli.supervisor` in
+a session of its own; then it tells the command that started it what happens until all is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+import urllib.parse
+import uuid
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from greenroom import __version__
+from greenroom.cli.children import Child, ProgressLine
+from greenroom.cli.leftovers import describe, end_roles, sweep_nodes
+from greenroom.cli.plans import Plan, UpOptions, make_plan
+from greenroom.cli.processes import CLEAN_EXIT, ProcessId
+from greenroom.cli.records import Lock, RoleRecord, StateDir, SupervisorRecord
+from greenroom.cli.reports import PipeReporter, Report, Reporter
+from greenroom.cli.supervision import (
+    AllReady,
+    Announce,
+    BecameReady,
+    Begin,
+    Elapsed,
+    Event,
+    Exited,
+    Finished,
+    Instruction,
+    Kill,
+    MadeProgress,
+    Phase,
+    Spawn,
+    StopAsked,
+    Supervision,
+    Terminate,
+)
+from greenroom.config import RoleSpec
+from greenroom.errors import GreenroomError
+from greenroom.wire import credentials
+
+_log = logging.getLogger("greenroom.supervisor")  # the module may run as __main__
+
+REPORT_FD = "GREENROOM_REPORT_FD"
+"""Environment variable naming the pipe to the command that waits for a detached supervisor."""
+RECORD_INTERVAL = 0.25
+"""Seconds between two writes of the records while only progress changes."""
+
+
+class Supervisor:
+    """Runs one platform. `run` returns why the start failed, or an empty text after an ordinary stop."""
+
+    def __init__(self, plan: Plan, options: UpOptions, reporter: Reporter) -> None:
+        self._plan = plan
+        self._options = options
+        self._reporter = reporter
+        self._state = StateDir(plan.specs[0].state)
+        self._machine = Supervision(plan.role_plans())
+        self._specs: dict[str, RoleSpec] = {spec.name: spec for spec in plan.specs}
+        self._children: dict[str, Child] = {}
+        self._urls: dict[str, str] = {}
+        self._started_at: dict[str, float] = {}
+        self._last_exit: dict[str, tuple[str, float]] = {}
+        self._progress: dict[str, str] = {}
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._mark = uuid.uuid4().hex
+        self._began = time.time()
+        self._failure = ""
+        self._saved_at = 0.0
+
+    async def run(self) -> str:
+        """The whole life. Raises GreenroomError when it cannot even begin."""
+        await self._clear_leftovers()
+        credentials.ensure(self._state.secrets)
+        from greenroom.cli.default_key import ensure_default_key
+
+        if (made := await ensure_default_key(self._state)) is not None:
+            self._show("notice", text=made)
+        loop = asyncio.get_running_loop()
+        asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for number in asked:
+            loop.add_signal_handler(number, self._stop_asked)
+        try:
+            await self._main_loop()
+        finally:
+            for number in asked:
+                loop.remove_signal_handler(number)
+        await self._sweep_killed_nodes()
+        if self._failure:
+            _log.error("the start failed: %s", self._failure)
+        else:
+            self._show("stopped", text="stopped")
+        return self._failure
+
+    # Before the start
+
+    async def _clear_leftovers(self) -> None:
+        """End what a supervisor that was killed left running, and sweep nodes that will not come back."""
+        ended, stuck = await asyncio.to_thread(end_roles, self._state)
+        if ended:
+            self._show("notice", text=f"ended what an earlier run left behind: {', '.join(ended)}")
+        if stuck:
+            self._show("notice", text=f"could not end {', '.join(stuck)}, left by an earlier run")
+        # Nodes that start again see to their own remains, and may still want some of them.
+        orphans = [path for path in self._state.node_specs() if path not in self._spec_paths()]
+        module = self._options.role_module
+        for swept in await asyncio.to_thread(sweep_nodes, orphans, module):
+            self._show("notice", text=describe(swept))
+
+    def _spec_paths(self) -> set[Path]:
+        return {self._state.spec_path(name) for name in self._specs}
+
+    # The loop
+
+    async def _main_loop(self) -> None:
+        self._events.put_nowait(Begin())
+        while True:
+            event = await self._next_event()
+            instructions = self._machine.handle(event, time.monotonic())
+            finished = self._carry_out(instructions)
+            self._save(force=not isinstance(event, MadeProgress))
+            if finished:
+                return
+
+    async def _next_event(self) -> Event:
+        """The next event, or `Elapsed` when the machine's time has come first."""
+        wake_at = self._machine.wake_at
+        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        try:
+            return await asyncio.wait_for(self._events.get(), timeout)
+        except TimeoutError:
+            return Elapsed()
+
+    def _carry_out(self, instructions: list[Instruction]) -> bool:
+        """Do what the machine says; True when it was the last."""
+        for instruction in instructions:
+            match instruction:
+                case Spawn(name):
+                    self._spawn(name)
+                case Terminate(name):
+                    self._show("step", name, "stopping")
+                    self._children[name].terminate()
+                case Kill(name):
+                    self._children[name].kill()
+                case Announce(name, text):
+                    self._show("notice", name, text)
+                case AllReady():
+                    self._save(force=True)  # whoever is told finds it in the records
+                    self._show("up", text=f"Greenroom is up at {self._plan.entry_url}")
+                case Finished(failure):
+                    self._failure = self._explained(failure)
+                    return True
+        return False
+
+    def _stop_asked(self) -> None:
+        _log.info("asked to stop")
+        self._events.put_nowait(StopAsked())
+
+    # Roles
+
+    def _spawn(self, name: str) -> None:
+        spec = self._placed(self._specs[name])
+        child = Child(
+            spec,
+            on_progress=lambda progress: self._made_progress(name, progress),
+            on_ready=lambda url, detail: self._became_ready(name, url, detail),
+            on_exit=lambda how: self._exited(name, how),
+        )
+        self._children[name] = child
+        self._progress.pop(name, None)
+        self._started_at[name] = time.time()
+        self._show("step", name, "starting")
+        try:
+            child.start(self._state, self._options.role_module.format(role=spec.role), self._mark)
+        except OSError as error:
+            self._exited(name, f"could not be started ({error.strerror})")
+            return
+        _log.info("%s started as pid %d", name, child.pid)
+
+    def _placed(self, spec: RoleSpec) -> RoleSpec:
+        """The spec with what is known by now: where the others are, and the port the role had before."""
+        masters = [url for name, url in self._urls.items() if self._specs[name].role == "master"]
+        apis = [url for name, url in self._urls.items() if self._specs[name].role == "api"]
+        port = spec.port
+        if spec.role != "proxy" and (url := self._urls.get(spec.name)):
+            port = urllib.parse.urlsplit(url).port or 0
+        return msgspec.structs.replace(spec, master_urls=masters, api_urls=apis, port=port)
+
+    def _made_progress(self, name: str, progress: ProgressLine) -> None:
+        self._progress[name] = progress.step
+        _log.info("%s: %s", name, progress.step)
+        self._reporter.show(Report(kind="progress", name=name, text=progress.step, done=progress.done))
+        self._events.put_nowait(MadeProgress(name))
+
+    def _became_ready(self, name: str, url: str, detail: dict[str, Any]) -> None:
+        self._urls[name] = url
+        self._progress.pop(name, None)
+        what = ", ".join(f"{key} {value}" for key, value in detail.items() if isinstance(value, str | int))
+        self._show("ready", name, f"ready, {what}" if what else "ready")
+        self._events.put_nowait(BecameReady(name))
+
+    def _exited(self, name: str, how: str) -> None:
+        self._last_exit[name] = (how, time.time())
+        role = self._machine.roles[name]
+        if role.phase is Phase.STOPPING:
+            self._show("ready", name, "stopped" if how == CLEAN_EXIT else how)
+        self._events.put_nowait(Exited(name, how))
+
+    def _explained(self, failure: str) -> str:
+        """Why the start failed, with the last thing that the role in question wrote and where the rest is."""
+        name = failure.split(" ", 1)[0]
+        if name not in self._specs:
+            return failure
+        last = self._state.log_tail(name, lines=1).strip()
+        said = f": {last}" if last else ""
+        return f"{failure}{said}\nIts log is {self._state.log_path(name)}"
+
+    # After the end
+
+    async def _sweep_killed_nodes(self) -> None:
+        """A node that ended by itself has cleared up behind itself; one that was killed has not."""
+        specs = [
+            self._state.spec_path(name)
+            for name, (how, _at) in self._last_exit.items()
+            if self._specs[name].role == "node" and how != CLEAN_EXIT
+        ]
+        present = [path for path in specs if path.exists()]
+        for swept in await asyncio.to_thread(sweep_nodes, present, self._options.role_module):
+            self._show("notice", text=describe(swept))
+
+    # Telling
+
+    def _show(
+        self,
+        kind: Literal["step", "ready", "notice", "up", "stopped"],
+        name: str = "",
+        text: str = "",
+    ) -> None:
+        _log.info("%s", f"{name}: {text}" if name else text)
+        self._reporter.show(Report(kind=kind, name=name, text=text))
+
+    def _save(self, *, force: bool) -> None:
+        now = time.monotonic()
+        if not force and now - self._saved_at < RECORD_INTERVAL:
+            return
+        self._saved_at = now
+        supervisor = SupervisorRecord(
+            process=ProcessId.own(),
+            state=cast("Literal['starting', 'running', 'stopping', 'stopped']", self._machine.state),
+            started_at=self._began,
+            version=__version__,
+            mark=self._mark,
+            cache_dir=self._options.cache_dir,
+            role_module=self._options.role_module,
+            entry_url=self._plan.entry_url,
+            domain=self._plan.domain,
+            failure=self._failure,
+        )
+        self._state.save(supervisor, [self._role_record(name) for name in self._specs])
+
+    def _role_record(self, name: str) -> RoleRecord:
+        role = self._machine.roles[name]
+        child = self._children.get(name)
+        how, at = self._last_exit.get(name, ("", None))
+        return RoleRecord(
+            name=name,
+            role=role.plan.kind,
+            replica=self._specs[name].replica,
+            state=str(role.phase),
+            process=child.identity if child is not None and role.live else None,
+            url=self._urls.get(name, ""),
+            started_at=self._started_at.get(name) if role.live else None,
+            restarts=role.restarts,
+            last_exit=how,
+            last_exit_at=at,
+            progress=self._progress.get(name, "") if role.phase is Phase.STARTING else "",
+        )
+
+
+def supervise(options: UpOptions, reporter: Reporter) -> str:
+    """Run a platform in this process until it is stopped; returns why the start failed, or nothing.
+
+    Raises GreenroomError (also `Busy`, when one runs already) before anything was started.
+    """
+    options.check()
+    state = StateDir(Path(options.state_dir))
+    state.prepare()
+    with Lock(state):
+        plan = make_plan(options)
+        os.close(state.open_log("supervisor"))  # sets a large one aside
+        logging.basicConfig(
+            filename=state.log_path("supervisor"),
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        return asyncio.run(Supervisor(plan, options, reporter).run())
+
+
+def main() -> int:
+    """Entry of a detached supervisor: its options are the only argument, as JSON."""
+    reporter = PipeReporter(int(os.environ.pop(REPORT_FD, "-1")))
+    try:
+        failure = supervise(msgspec.json.decode(sys.argv[1], type=UpOptions), reporter)
+    except GreenroomError as error:
+        failure = error.message
+    if failure:
+        reporter.show(Report(kind="failed", text=failure))
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

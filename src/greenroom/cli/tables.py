@@ -1,0 +1,94 @@
+"""`status` for people."""
+
+from __future__ import annotations
+
+from greenroom.cli.observation import Observation
+from greenroom.cli.output import ago, print_table, until
+
+
+def show(found: Observation) -> None:
+    """Print an observation: first what needs attention, then the tables that have rows."""
+    if found.state == "not running":
+        print(f"Greenroom is not running on {found.state_dir}")
+    else:
+        print(f"Greenroom {found.version} is {found.phase if found.phase != 'running' else found.state}")
+        print(f"  entry {found.entry_url}, domain {found.domain}")
+        print(f"  supervisor {found.pid}, up for {ago(found.started_at)}")
+    for problem in found.problems:
+        first, *rest = problem.splitlines()
+        print(f"  ! {first}")
+        for line in rest:
+            print(f"    {line}")
+    print()
+    if found.roles:
+        _show_roles(found)
+    if found.nodes:
+        _show_nodes(found)
+    if found.pools:
+        _show_pools(found)
+    if found.state != "not running":
+        _show_sandboxes(found)
+
+
+def _show_roles(found: Observation) -> None:
+    rows = [
+        [
+            role.name,
+            role.state,
+            "" if role.pid is None else str(role.pid),
+            role.url,
+            ago(role.started_at),
+            str(role.restarts),
+            f"{role.last_exit}, {ago(role.last_exit_at)} ago" if role.last_exit else role.progress,
+        ]
+        for role in found.roles
+    ]
+    print_table("Roles", ["name", "state", "pid", "address", "up", "restarts", "last exit"], rows)
+
+
+def _show_nodes(found: Observation) -> None:
+    rows = [
+        [
+            node.name,
+            "draining" if node.draining else "live" if node.live else f"lost {ago(node.last_seen)} ago",
+            node.engine,
+            node.accelerator,
+            str(node.sandboxes),
+            node.url,
+        ]
+        for node in found.nodes
+    ]
+    print_table("Nodes", ["name", "state", "engine", "accelerator", "sandboxes", "address"], rows)
+
+
+def _show_pools(found: Observation) -> None:
+    rows = [
+        [
+            pool.template,
+            pool.size,
+            pool.node,
+            *(str(n) for n in (pool.target, pool.warm, pool.starting, pool.waiting, pool.failed)),
+            pool.reason,
+        ]
+        for pool in found.pools
+    ]
+    columns = ["template", "size", "node", "target", "warm", "starting", "waiting", "failed", "held back"]
+    print_table("Warm pools", columns, rows)
+
+
+def _show_sandboxes(found: Observation) -> None:
+    if not found.sandboxes:
+        print("No sandboxes.")
+        return
+    rows = [
+        [
+            sandbox.sandbox_id,
+            sandbox.template,
+            sandbox.state,
+            sandbox.node,
+            f"{ago(sandbox.started_at)} ago",
+            until(sandbox.ends_at),
+        ]
+        for sandbox in found.sandboxes
+    ]
+    print_table("Sandboxes", ["id", "template", "state", "node", "started", "ends"], rows)
