@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 from greenroom.errors import SetupError
 from greenroom.images import kernel, rootfs
 from greenroom.images.cache import Progress, publish, silent
-from greenroom.images.commands import find, run
+from greenroom.images.commands import run
 
 RECIPE = "1"
 """Raised when the recipe changes in a way that its inputs, hashed below, do not show."""
@@ -57,10 +56,10 @@ def _guest_files() -> list[tuple[str, bytes, int]]:
         ("etc/resolv.conf", b"", 0o644),
     ]
     agent = resources.files("greenroom.guest")
-    for entry in sorted(agent.iterdir(), key=lambda item: item.name):
-        if entry.name.endswith(".py"):
-            files.append((f"usr/lib/greenroom/agent/{entry.name}", entry.read_bytes(), 0o644))
-    return files
+    sources = sorted(
+        (entry for entry in agent.iterdir() if entry.name.endswith(".py")), key=lambda item: item.name
+    )
+    return files + [(f"usr/lib/greenroom/agent/{entry.name}", entry.read_bytes(), 0o644) for entry in sources]
 
 
 def _manifest(files: Iterable[tuple[str, bytes, int]]) -> str:
@@ -96,9 +95,7 @@ def ensure(cache: Path, progress: Progress = silent) -> Image:
         progress("making the guest's disk", None)
         tree = target / "tree"
         # cp keeps owners, modes, links and extended attributes, which shutil.copytree does not.
-        subprocess.run(
-            [find("cp"), "-a", "--reflink=auto", str(root / "root"), str(tree)], check=True, timeout=300
-        )
+        run(["cp", "-a", "--reflink=auto", str(root / "root"), str(tree)], deadline=300)
         for path, data, mode in files:
             place = tree / path
             if place.is_symlink():

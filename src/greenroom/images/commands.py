@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from greenroom.errors import SetupError
@@ -31,40 +35,70 @@ def find(tool: str) -> str:
     return path
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+_interrupted = threading.Event()
+
+
+def interrupt() -> None:
+    """End the tools that run now, and let no further one start: this process is about to leave."""
+    _interrupted.set()
+    for process in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _started(
+    argv: Sequence[str], stdin: int, stdout: int, cwd: Path | None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A tool in a process group of its own, which does not outlive the block."""
+    if _interrupted.is_set():
+        raise SetupError("interrupted")
+    command = [find(argv[0]), *argv[1:]]
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        _running.add(process)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            _running.discard(process)
+
+
 def run(argv: Sequence[str], *, deadline: float, cwd: Path | None = None, stdin: bytes | None = None) -> str:
     """Run a tool to its end and return its standard output.
 
     Raises SetupError with the end of its error output when it fails or takes longer than `deadline` seconds.
     """
-    command = [find(argv[0]), *argv[1:]]
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, input=stdin, capture_output=True, timeout=deadline, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SetupError(f"{argv[0]} took longer than {deadline:.0f} s and was stopped") from error
-    if done.returncode != 0:
-        tail = done.stderr.decode(errors="replace").strip()[-600:]
-        raise SetupError(f"{argv[0]} failed with status {done.returncode}: {tail}")
-    return done.stdout.decode(errors="replace")
+    source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    with _started(argv, source, subprocess.PIPE, cwd) as process:
+        try:
+            output, errors = process.communicate(stdin, timeout=deadline)
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(f"{argv[0]} took longer than {deadline:.0f} s and was stopped") from error
+    if process.returncode != 0:
+        tail = errors.decode(errors="replace").strip()[-600:]
+        raise SetupError(f"{argv[0]} failed with status {process.returncode}: {tail}")
+    return output.decode(errors="replace")
 
 
 def follow(argv: Sequence[str], on_line: Callable[[str], None], *, deadline: float) -> None:
     """Run a tool and hand each line of its error output to `on_line`; fails as `run` does."""
-    command = [find(argv[0]), *argv[1:]]
     tail: list[str] = []
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        errors="replace",
-    ) as process:  # fmt: skip
-        assert process.stderr is not None  # noqa: S101
-        for line in process.stderr:
-            tail = [*tail[-20:], line.rstrip()]
-            on_line(line.rstrip())
+    with _started(argv, subprocess.DEVNULL, subprocess.DEVNULL, None) as process:
+        alarm = threading.Timer(deadline, os.killpg, (process.pid, signal.SIGKILL))
+        alarm.start()
         try:
-            status = process.wait(timeout=deadline)
-        except subprocess.TimeoutExpired as error:
-            process.kill()
-            raise SetupError(f"{argv[0]} did not end within {deadline:.0f} s") from error
+            assert process.stderr is not None  # noqa: S101
+            for raw in process.stderr:
+                line = raw.decode(errors="replace").rstrip()
+                tail = [*tail[-20:], line]
+                on_line(line)
+            status = process.wait()
+        finally:
+            alarm.cancel()
     if status != 0:
         raise SetupError(f"{argv[0]} failed with status {status}: " + " / ".join(tail)[-600:])

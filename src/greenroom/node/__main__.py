@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import msgspec
@@ -25,6 +26,8 @@ def main(arguments: list[str]) -> int:
             print(msgspec.json.encode(counts).decode())
             return 1 if any(counts["left"].values()) else 0
         uvloop.run(service.run(spec))
+    except asyncio.CancelledError:
+        return 0
     except GreenroomError as error:
         print(f"greenroom node: {error.message}", file=sys.stderr)
         return 78

@@ -48,8 +48,6 @@ class Entry(msgspec.Struct, frozen=True):
 
 def digest_of(request: ClaimRequest) -> str:
     """What a key was used for; `wait` is how, not what."""
-    import hashlib
-
     body = msgspec.structs.replace(request, key="x", wait=0.0)
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 

@@ -55,7 +55,7 @@ class Live:
 
 
 class Keeper:
-    """Use as an async context manager. `cut` ends a sandbox's relayed connections at once."""
+    """Use as an async context manager; also the relay's `Directory`."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Keeper:
         warmer: Warmer,
         journal: Journal,
         config: Config,
-        cut: Callable[[str], Awaitable[None]],
     ) -> None:
         self._name = name
         self._runtime = runtime
         self._warmer = warmer
         self._journal = journal
         self._config = config
-        self._cut = cut
+        self.cut: Callable[[str], Awaitable[None]] = _nothing_to_cut
+        """Ends a sandbox's relayed connections at once; the relay's, once there is one."""
         self.code = journal.code()
         self._live: dict[str, Live] = {}
         self._by_key: dict[str, str] = {}
@@ -261,7 +261,7 @@ class Keeper:
         self._deadlines.drop(sandbox_id)
         self._journal.end(live.key, reason, time.time())
         with contextlib.suppress(OSError):
-            await self._cut(sandbox_id)
+            await self.cut(sandbox_id)
         try:
             await asyncio.shield(self._runtime.stop(live.vm))
         finally:
@@ -284,3 +284,7 @@ class Keeper:
             pause = min(60.0, max(0.0, next_end - time.time())) if next_end is not None else 60.0
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), pause)
+
+
+async def _nothing_to_cut(_sandbox_id: str) -> None:
+    """Before there is a relay there are no connections."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import Route
 
 from greenroom.errors import BadRequest
 from greenroom.node.keeper import Keeper
@@ -18,7 +18,7 @@ _READERS = ("api", "master", "operator")
 _LONGEST_TTL = 366 * 86_400.0
 
 
-def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> list[BaseRoute]:
+def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> list[Route]:
     """All routes of a node."""
 
     async def claim(request: Request) -> Response:

@@ -7,13 +7,13 @@ every pool it was given has its golden snapshot.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-
-from starlette.applications import Starlette
+import signal
 
 from greenroom.config import RoleSpec
+from greenroom.images.commands import interrupt
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.membership import Membership
@@ -33,6 +33,13 @@ _log = logging.getLogger(__name__)
 _REGISTER_DEADLINE = 30.0
 
 
+def _leave_early(life: asyncio.Task[None] | None) -> None:
+    """SIGTERM before the node serves: end the tools that build an image, then unwind."""
+    interrupt()
+    if life is not None:
+        life.cancel()
+
+
 def make_runtime(spec: RoleSpec) -> Runtime:
     """The engine that the settings name."""
     if spec.config.vm.engine == "simulated":
@@ -41,7 +48,8 @@ def make_runtime(spec: RoleSpec) -> Runtime:
 
 
 async def run(spec: RoleSpec) -> None:
-    """Run a node until it is told to stop."""
+    """Run a node until it is told to stop, also while it still prepares itself."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave_early, asyncio.current_task())
     spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     verifier = Verifier.load(spec.secrets)
     token = own_token(spec.secrets, "node")
@@ -75,23 +83,12 @@ async def _serve(
     client = await stack.enter_async_context(role_client(token))
     warmer = Warmer(runtime, config, spec.home)
 
-    class Here:
-        """What the relay finds: the keeper is made after it, because it needs the relay's `cut`."""
-
-        keeper: Keeper | None = None
-
-        def lookup(self, sandbox_id: str) -> object:
-            return None if self.keeper is None else self.keeper.lookup(sandbox_id)
-
-    here = Here()
-    relay = Relay(here, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)  # type: ignore[arg-type]
+    keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
+    relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
+    keeper.cut = relay.cut
     relay_host, relay_port = await relay.start(spec.host, 0)
     stack.push_async_callback(relay.close)
     await stack.enter_async_context(warmer)
-    keeper = Keeper(
-        name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config, cut=relay.cut
-    )
-    here.keeper = keeper
     await stack.enter_async_context(keeper)
     sock = listen(spec.host, spec.port)
     leaving = False
@@ -115,22 +112,15 @@ async def _serve(
 
     membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        yield
-
-    app = application(routes(keeper, warmer, status), verifier, lifespan)
-    async for url in serve(app, sock):
-        await membership.register(_REGISTER_DEADLINE)
-        heartbeats = spawn(membership.run(), "heartbeats")
-        stack.push_async_callback(stop, heartbeats)
-        await warmer.ready()
-        tell_ready(
-            Ready(
-                url=url,
-                detail={"engine": engine.engine, "accelerator": engine.accelerator, "why": engine.reason},
-            )
-        )
+    app = application(routes(keeper, warmer, status), verifier)
+    async with contextlib.aclosing(serve(app, sock)) as urls:
+        async for url in urls:
+            await membership.register(_REGISTER_DEADLINE)
+            heartbeats = spawn(membership.run(), "heartbeats")
+            stack.push_async_callback(stop, heartbeats)
+            await warmer.ready()
+            facts = {"engine": engine.engine, "accelerator": engine.accelerator, "why": engine.reason}
+            tell_ready(Ready(url=url, detail=facts))
 
 
 async def sweep(spec: RoleSpec) -> dict[str, dict[str, int]]:

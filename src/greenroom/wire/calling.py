@@ -71,7 +71,7 @@ class RoleClient:
                 parsed = msgspec.json.decode(payload)
             raise from_wire(status, parsed)
         if kind is type(None):
-            return None  # type: ignore[return-value]
+            return None
         try:
             return msgspec.json.decode(payload, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -207,7 +207,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> AsyncIterator[str]:
+async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> AsyncGenerator[str, None]:
     """Serve `app` on `sock` until SIGTERM or SIGINT; yields its URL once, when it takes requests.
 
     On the signal no new connection is taken, running requests get `drain` seconds, then the server ends; the
@@ -254,5 +254,6 @@ async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> Asyn
 async def run_role(app: Starlette, spec: RoleSpec, detail: dict[str, Any] | None = None) -> None:
     """Serve a role's application at its place, telling the supervisor when it is ready."""
     sock = listen(spec.host, spec.port)
-    async for url in serve(app, sock):
-        tell_ready(Ready(url=url, detail=detail or {}))
+    async with contextlib.aclosing(serve(app, sock)) as urls:
+        async for url in urls:
+            tell_ready(Ready(url=url, detail=detail or {}))
