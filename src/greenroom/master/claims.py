@@ -35,6 +35,9 @@ REMEMBERED = 50_000
 """Client-chosen keys kept in memory, the oldest forgotten first."""
 ASK_DEADLINE = 3.0
 """Seconds for a node to say whether it has a key."""
+ASK_AGAIN = 3.0
+"""Seconds after which a key may be tried again. E2B's SDKs try three times more: that outlasts a lost node's
+lease, after which it is no longer asked."""
 SLACK = 5.0
 """Seconds beyond queue and hand-over for a node to answer a claim."""
 
@@ -136,7 +139,8 @@ class Claims:
                 raise answer
         if silent is not None:
             raise NodeUnavailable(
-                "a node that may know this idempotency key cannot be asked; send the request again"
+                "a node that may know this idempotency key cannot be asked; send the request again",
+                retry_after=ASK_AGAIN,
             ) from silent
         return None
 

@@ -80,7 +80,13 @@ def parse_metadata(text: str) -> dict[str, str]:
     if not text:
         return {}
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=_MAX_FILTERS)
+        pairs = parse_qsl(
+            text,
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=_MAX_FILTERS,
+        )
         return {unquote(key, errors="strict"): unquote(value, errors="strict") for key, value in pairs}
     except ValueError as error:
         raise BadRequest("metadata: an encoded form such as `user=abc&app=prod` is needed") from error
