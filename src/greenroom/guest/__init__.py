@@ -7,12 +7,13 @@ because the package is copied into the guest as ``/usr/lib/greenroom/agent/`` an
 
 Bottom to top::
 
-    errors, tasks, messages        words everybody shares
+    errors, tasks, messages, settings   words everybody shares
     parsing, multipart             bytes in, events out, no I/O
-    server                         HTTP/1.1 connections on asyncio
+    exchange, server               HTTP/1.1 requests, and the connections that carry them
     connect                        Connect-RPC envelopes and errors
-    users, paths, entries          who, where and what a file is
+    users, paths, entries, workers who, where and what a file is; threads for what blocks
     spawning, processes            starting commands, following them
+    signing, machine               may they; what this machine is
     commands, filesystem, uploads, downloads, identity, metrics   one service each
     app                            routes and authority
 """

@@ -14,13 +14,13 @@ from . import connect
 from .commands import CommandService
 from .downloads import DownloadService
 from .errors import AgentError, ClientGone
+from .exchange import Request, Response
 from .filesystem import FilesystemService
 from .identity import ControlService
 from .machine import Machine
 from .messages import encode
 from .metrics import Metrics
 from .processes import ProcessTable
-from .server import Request, Response
 from .settings import Settings
 from .signing import TOKEN_HEADER, same
 from .uploads import UploadService

@@ -26,9 +26,9 @@ from .connect import (
     unary_request,
 )
 from .errors import AgentError
+from .exchange import Request, Response
 from .messages import Message, child, flag, integer, octets, text, text_map, texts
 from .processes import KEEPALIVE_EVENT, Config, Process, ProcessTable, start_event
-from .server import Request, Response
 from .settings import Settings
 from .spawning import Launch, environment, start, working_directory
 from .users import UserDirectory, requested_name

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from .errors import AgentError
+from .exchange import MAX_UNARY_BODY, Request, Response
 from .messages import Message, decode, encode
-from .server import MAX_UNARY_BODY, Request, Response
 
 UNARY_TYPE = "application/json"
 STREAM_TYPE = "application/connect+json"

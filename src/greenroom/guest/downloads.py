@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import AgentError, ClientGone, from_os_error, printable
+from .exchange import Request, Response
 from .paths import resolve
-from .server import Request, Response
 from .settings import Settings
 from .signing import authorize_file
 from .users import UserDirectory
@@ -146,7 +146,8 @@ class DownloadService:
             return
         response.start(200, headers)
         if response.method != "HEAD":
-            offset, block = len(file.first), file.first
+            block = file.first or await self._read(file, 0)
+            offset = len(block)
             while block:
                 response.write(await self._workers.files(deflater.compress, block))
                 await response.drain()

@@ -16,9 +16,9 @@ from typing import Any
 from .connect import UNARY_TYPE, unary_request
 from .entries import describe
 from .errors import AgentError, from_os_error
+from .exchange import Request, Response
 from .messages import Message, encode, integer, text
 from .paths import make_directories, resolve
-from .server import Request, Response
 from .settings import Settings
 from .users import User, UserDirectory, requested_name
 from .workers import Workers

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from .connect import UNARY_TYPE
 from .errors import AgentError
+from .exchange import Request, Response
 from .machine import Machine
 from .messages import Message, base64, decode, encode, integer, text, text_map
-from .server import Request, Response
 from .settings import Settings
 from .signing import same
 

@@ -18,10 +18,10 @@ from typing import Any
 from .connect import UNARY_TYPE
 from .entries import check_metadata, replace_metadata
 from .errors import AgentError, from_os_error, printable
+from .exchange import Request, Response
 from .messages import encode
 from .multipart import MultipartParser, PartBegin, PartData, boundary_of
 from .paths import FILE_MODE, give, make_directories, resolve
-from .server import Request, Response
 from .settings import Settings
 from .signing import authorize_file
 from .users import User, UserDirectory
