@@ -60,6 +60,9 @@ class TemporaryError(GreenroomError):
 class InternalError(PermanentError):
     """A fault of ours. The cause is in the role's log, not in the message."""
 
+    kind = "internal"
+    status = 500
+
 
 class BadRequest(PermanentError):
     """The request does not follow the contract; the message names the field."""
@@ -158,7 +161,8 @@ _BY_KIND: dict[str, type[GreenroomError]] = {}
 
 def _register(root: type[GreenroomError]) -> None:
     for cls in root.__subclasses__():
-        _BY_KIND.setdefault(cls.kind, cls)
+        if "kind" in vars(cls):
+            _BY_KIND[cls.kind] = cls
         _register(cls)
 
 

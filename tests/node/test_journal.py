@@ -1,0 +1,128 @@
+"""The journal: what a node still knows after its process has died."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from greenroom.errors import SetupError
+from greenroom.node.journal import Journal, digest_of
+from greenroom.wire.ids import is_sandbox_id, new_sandbox_id
+from greenroom.wire.messages import ClaimRequest, Sandbox, Size
+
+SMALL = Size("small", 1, 512, 4096)
+
+
+def request(**changes: object) -> ClaimRequest:
+    fields: dict[str, object] = {"key": "k1", "template": "base", "size": SMALL, "ttl": 60.0, **changes}
+    return ClaimRequest(**fields)  # type: ignore[arg-type]
+
+
+def sandbox(sandbox_id: str) -> Sandbox:
+    return Sandbox(
+        sandbox_id=sandbox_id, template="base", size=SMALL, state="running", started_at=1.0, ends_at=61.0,
+        node="node-0", token="secret-token",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+def test_the_code_is_kept_for_life(path: Path) -> None:
+    first = Journal(path)
+    code = first.code()
+    first.close()
+    again = Journal(path)
+    assert again.code() == code
+    assert is_sandbox_id(new_sandbox_id(code))
+    again.close()
+
+
+def test_a_claim_from_begin_to_end(path: Path) -> None:
+    journal = Journal(path)
+    sandbox_id = new_sandbox_id(journal.code())
+    journal.begin("k1", "d", sandbox_id, 1.0)
+    entry = journal.find("k1")
+    assert entry is not None
+    assert (entry.state, entry.sandbox) == ("pending", None)
+    journal.assign("k1", "vm-1")
+    journal.save("k1", sandbox(sandbox_id), 2.0)
+    entry = journal.find("k1")
+    assert entry is not None
+    assert entry.sandbox == sandbox(sandbox_id)
+    journal.end("k1", "it was killed", 3.0)
+    entry = journal.find("k1")
+    assert entry is not None
+    assert (entry.state, entry.sandbox) == ("ended", None)
+    assert journal.forget(3.0) == 0
+    assert journal.forget(3.1) == 1
+    assert journal.find("k1") is None
+    journal.close()
+
+
+def test_an_ended_sandboxs_token_is_nowhere_in_the_file(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("k1", "d", "i1", 1.0)
+    journal.save("k1", sandbox("i1"), 2.0)
+    journal.end("k1", "it was killed", 3.0)
+    journal.close()
+    rows = sqlite3.connect(path)
+    try:
+        assert rows.execute("SELECT record FROM claims").fetchone() == (None,)
+    finally:
+        rows.close()
+
+
+def test_a_saved_sandbox_never_comes_back_from_its_end(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("k1", "d", "i1", 1.0)
+    journal.end("k1", "it was killed", 2.0)
+    journal.save("k1", sandbox("i1"), 3.0)
+    entry = journal.find("k1")
+    assert entry is not None
+    assert entry.state == "ended"
+    journal.close()
+
+
+def test_an_aborted_key_may_be_used_again(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("k1", "d", "i1", 1.0)
+    journal.abort("k1")
+    journal.begin("k1", "d", "i2", 1.0)
+    journal.close()
+
+
+def test_a_restart_that_lost_its_vms_ends_what_was_open(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("pending", "d", "i1", 1.0)
+    journal.begin("running", "d", "i2", 1.0)
+    journal.save("running", sandbox("i2"), 2.0)
+    assert journal.end_all("restart", 3.0) == 1
+    assert journal.find("pending") is None
+    entry = journal.find("running")
+    assert entry is not None
+    assert entry.state == "ended"
+    journal.close()
+
+
+def test_the_digest_is_of_what_was_asked_not_of_how_long_it_may_wait() -> None:
+    assert digest_of(request()) == digest_of(request(wait=1.0, key="k2"))
+    assert digest_of(request()) != digest_of(request(metadata={"a": "b"}))
+
+
+def test_it_is_readable_by_its_owner_only(path: Path) -> None:
+    Journal(path).close()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_newer_schema_is_refused_with_what_to_do(path: Path) -> None:
+    Journal(path).close()
+    newer = sqlite3.connect(path)
+    newer.execute("PRAGMA user_version=99")
+    newer.close()
+    with pytest.raises(SetupError, match="newer Greenroom"):
+        Journal(path)

@@ -1,0 +1,177 @@
+"""Claims, timeouts and ends on the simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import until
+
+from greenroom.config import Config
+from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, UnknownSandbox
+from greenroom.node.journal import Journal
+from greenroom.node.keeper import Keeper
+from greenroom.node.warmer import Warmer
+from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.wire.ids import node_code_of
+from greenroom.wire.messages import ClaimRequest, TimeoutRequest
+from greenroom.wire.tasks import spawn
+
+Ask = Callable[..., ClaimRequest]
+
+
+async def test_a_claim_gives_a_running_sandbox_with_an_identity_of_its_own(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    sandbox = await keeper.claim(ask(env={"A": "1"}, metadata={"m": "1"}))
+    (vm,) = runtime.vms.values()
+    assert vm.state == "running"
+    assert vm.identity is not None
+    assert vm.identity.hostname == sandbox.sandbox_id
+    assert vm.identity.env == {"A": "1"}
+    assert len(vm.identity.entropy) == 64
+    assert vm.identity.token == sandbox.token
+    assert node_code_of(sandbox.sandbox_id) == keeper.code
+    assert sandbox.metadata == {"m": "1"}
+    assert set(sandbox.claim_ms) == {"queue", "turn", "start", "identity", "total"}
+    assert keeper.list() == [sandbox]
+
+
+async def test_no_two_sandboxes_share_a_secret(keeper: Keeper, runtime: SimulatedRuntime, ask: Ask) -> None:
+    await asyncio.gather(*(keeper.claim(ask(f"k{n}")) for n in range(3)))
+    identities = [vm.identity for vm in runtime.vms.values() if vm.identity is not None]
+    for field in ("entropy", "machine_id", "hostname", "token", "control"):
+        assert len({getattr(identity, field) for identity in identities}) == 3
+
+
+async def test_an_insecure_sandbox_has_no_token(keeper: Keeper, ask: Ask) -> None:
+    assert (await keeper.claim(ask(secure=False))).token is None
+
+
+async def test_the_same_key_gives_the_same_sandbox(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    first = await keeper.claim(ask())
+    assert await keeper.claim(ask()) == first
+    assert keeper.by_key("k1") == first
+    assert len(runtime.vms) == 1
+
+
+async def test_two_requests_with_one_key_at_once_give_one_sandbox(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    runtime.start_delay = 0.02
+    both = await asyncio.gather(keeper.claim(ask()), keeper.claim(ask()))
+    assert both[0] == both[1]
+    assert len(runtime.vms) == 1
+
+
+async def test_a_key_used_for_something_else_is_a_conflict(keeper: Keeper, ask: Ask) -> None:
+    await keeper.claim(ask())
+    with pytest.raises(KeyConflict):
+        await keeper.claim(ask(metadata={"other": "body"}))
+
+
+async def test_a_key_whose_sandbox_has_ended_makes_no_second_one(keeper: Keeper, ask: Ask) -> None:
+    sandbox = await keeper.claim(ask())
+    await keeper.release(sandbox.sandbox_id)
+    with pytest.raises(UnknownSandbox, match="has ended"):
+        await keeper.claim(ask())
+
+
+async def test_a_caller_that_goes_away_does_not_stop_the_claim(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    runtime.start_delay = 0.05
+    task = spawn(keeper.claim(ask()), "a caller")
+    await until(lambda: bool(runtime.vms))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (await keeper.claim(ask())).state == "running"
+    assert len(runtime.vms) == 1
+
+
+async def test_a_guest_that_does_not_come_up_is_destroyed_and_another_is_tried(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    runtime.fail_introductions = 1
+    sandbox = await keeper.claim(ask())
+    assert sandbox.state == "running"
+    assert len(runtime.vms) == 1
+
+
+async def test_two_guests_that_do_not_come_up_fail_the_claim_and_its_key_is_free(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    runtime.fail_introductions = 2
+    with pytest.raises(RuntimeFailure):
+        await keeper.claim(ask())
+    assert not runtime.vms
+    assert (await keeper.claim(ask())).state == "running"
+
+
+async def test_a_refused_claim_leaves_nothing(keeper: Keeper, runtime: SimulatedRuntime, ask: Ask) -> None:
+    runtime.restore_delay = 30
+    with pytest.raises(PoolDry):
+        await keeper.claim(ask(wait=0.02))
+    runtime.restore_delay = 0
+    assert len(keeper) == 0
+
+
+async def test_release_ends_it_and_cuts_its_connections(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    cut: list[str] = []
+
+    async def note(sandbox_id: str) -> None:
+        cut.append(sandbox_id)
+
+    keeper.cut = note
+    sandbox = await keeper.claim(ask())
+    await keeper.release(sandbox.sandbox_id)
+    assert cut == [sandbox.sandbox_id]
+    assert not runtime.vms
+    assert keeper.lookup(sandbox.sandbox_id) is None
+    with pytest.raises(UnknownSandbox):
+        await keeper.release(sandbox.sandbox_id)
+
+
+async def test_a_timeout_moves_and_extend_only_never_shortens(keeper: Keeper, ask: Ask) -> None:
+    sandbox = await keeper.claim(ask(ttl=600.0))
+    shorter = keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(60, extend_only=True))
+    assert shorter.ends_at == sandbox.ends_at
+    longer = keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(900, extend_only=True))
+    assert longer.ends_at > sandbox.ends_at
+    assert keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(60)).ends_at < sandbox.ends_at
+
+
+async def test_it_ends_when_its_time_is_up(keeper: Keeper, runtime: SimulatedRuntime, ask: Ask) -> None:
+    sandbox = await keeper.claim(ask(ttl=3600.0))
+    (vm,) = runtime.vms.values()
+    keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(0))
+    async with asyncio.timeout(5):
+        await vm.ended.wait()
+    assert keeper.lookup(sandbox.sandbox_id) is None
+
+
+async def test_it_ends_when_its_vm_does(keeper: Keeper, runtime: SimulatedRuntime, ask: Ask) -> None:
+    sandbox = await keeper.claim(ask())
+    (vm,) = runtime.vms.values()
+    vm.ended.set()
+    await until(lambda: len(keeper) == 0)
+    with pytest.raises(UnknownSandbox):
+        keeper.get(sandbox.sandbox_id)
+
+
+async def test_after_a_restart_no_sandbox_of_before_is_shown(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    journal.begin("old", "d", "iabcd123456789012345", time.time())
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as keeper:
+        assert keeper.list() == []
+        assert journal.find("old") is None
+    journal.close()

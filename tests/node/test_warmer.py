@@ -1,0 +1,133 @@
+"""The shell around the pools, on the simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.support.waiting import until
+
+from greenroom.errors import NodeUnavailable, PoolDry
+from greenroom.node.warmer import Warmer
+from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.wire.messages import PoolSpec, PoolStatus, Size
+from greenroom.wire.tasks import spawn
+
+SMALL = Size("small", 1, 512, 4096)
+
+
+def quiet(_step: str, _done: float | None) -> None:
+    """Progress that nobody watches."""
+
+
+def spec(target: int, warm: str = "paused") -> PoolSpec:
+    return PoolSpec(template="base", size=SMALL, target=target, warm=warm)  # type: ignore[arg-type]
+
+
+def only(warmer: Warmer) -> PoolStatus:
+    (status,) = warmer.status()
+    return status
+
+
+async def test_a_declared_pool_fills_up_to_its_target(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    await warmer.set_pools([spec(3)], quiet)
+    await until(lambda: only(warmer).warm == 3)
+    assert len(runtime.vms) == 3
+    assert {vm.state for vm in runtime.vms.values()} == {"paused"}
+
+
+async def test_members_kept_running_have_an_identity_before_they_count(
+    warmer: Warmer, runtime: SimulatedRuntime
+) -> None:
+    await warmer.set_pools([spec(2, "running")], quiet)
+    await until(lambda: only(warmer).warm == 2)
+    ids = [vm.identity.machine_id for vm in runtime.vms.values() if vm.identity is not None]
+    assert len(set(ids)) == 2
+    assert {vm.state for vm in runtime.vms.values()} == {"running"}
+
+
+async def test_changing_how_members_wait_replaces_them(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    await warmer.set_pools([spec(2)], quiet)
+    await until(lambda: only(warmer).warm == 2)
+    await warmer.set_pools([spec(2, "running")], quiet)
+    await until(lambda: {vm.state for vm in runtime.vms.values()} == {"running"} and only(warmer).warm == 2)
+
+
+async def test_a_claim_is_refilled(warmer: Warmer) -> None:
+    await warmer.set_pools([spec(1)], quiet)
+    vm = await warmer.claim("base", SMALL, wait=5)
+    await until(lambda: only(warmer).warm == 1)
+    assert vm.describe().state == "paused"
+
+
+async def test_a_pool_nobody_declared_makes_members_on_demand(warmer: Warmer) -> None:
+    await warmer.claim("base", SMALL, wait=5)
+    assert only(warmer).target == 0
+
+
+async def test_a_dry_pool_refuses_when_the_time_is_up(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    runtime.restore_delay = 60
+    with pytest.raises(PoolDry, match="no base sandbox came free in time") as caught:
+        await warmer.claim("base", SMALL, wait=0.05)
+    assert caught.value.retry_after >= 1
+    assert only(warmer).waiting == 0
+
+
+async def test_a_full_queue_refuses_at_once(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    runtime.restore_delay = 60
+    waiting = [spawn(warmer.claim("base", SMALL, wait=30), "claim") for _ in range(3)]
+    await until(lambda: bool(warmer.status()) and only(warmer).waiting == 3)
+    with pytest.raises(PoolDry, match="too many requests already wait"):
+        await warmer.claim("base", SMALL, wait=30)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert only(warmer).waiting == 0
+
+
+async def test_members_that_fail_are_counted_with_a_reason_and_do_not_pile_up(
+    warmer: Warmer, runtime: SimulatedRuntime
+) -> None:
+    runtime.fail_next = 3
+    await warmer.set_pools([spec(2)], quiet)
+    await until(lambda: only(warmer).warm == 2)
+    assert only(warmer).failed == 3
+    assert len(runtime.vms) == 2
+
+
+async def test_a_warm_member_that_dies_is_replaced(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    await warmer.set_pools([spec(1)], quiet)
+    await until(lambda: only(warmer).warm == 1)
+    (victim,) = runtime.vms.values()
+    victim.ended.set()
+    await until(lambda: only(warmer).warm == 1 and victim.name not in runtime.vms)
+    assert only(warmer).failed == 1
+
+
+async def test_a_smaller_target_gives_members_back(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    await warmer.set_pools([spec(3)], quiet)
+    await until(lambda: only(warmer).warm == 3)
+    await warmer.set_pools([], quiet)
+    await until(lambda: not runtime.vms)
+    assert only(warmer).target == 0
+
+
+async def test_a_claim_given_up_at_the_moment_of_its_hand_over_leaks_nothing(
+    warmer: Warmer, runtime: SimulatedRuntime
+) -> None:
+    runtime.restore_delay = 0.01
+    for _ in range(20):
+        task = spawn(warmer.claim("base", SMALL, wait=5), "claim")
+        await until(lambda: bool(runtime.vms))
+        task.cancel()
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        if not isinstance(result, BaseException):
+            await runtime.stop(result)
+        await warmer.set_pools([], quiet)
+        await until(lambda: not runtime.vms and only(warmer).starting == 0)
+
+
+async def test_a_closing_warmer_refuses(runtime: SimulatedRuntime, warmer: Warmer) -> None:
+    await warmer.__aexit__()
+    with pytest.raises(NodeUnavailable):
+        await warmer.claim("base", SMALL, wait=1)

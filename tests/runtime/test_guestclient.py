@@ -1,0 +1,151 @@
+"""The node's calls to an agent that it cannot trust: a guest of the test's own on loopback answers anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from greenroom.errors import RuntimeFailure
+from greenroom.runtime import guestclient
+from greenroom.runtime.engine import Identity, VmInfo
+from greenroom.wire.tasks import stop
+
+Answer = Callable[[bytes], Awaitable[bytes]]
+
+
+class LoopbackVm:
+    """A test double of a VM: every port is one server on loopback."""
+
+    def __init__(self, port: int) -> None:
+        self.name = "loopback"
+        self.ended = asyncio.Event()
+        self._port = port
+
+    async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
+        sock = socket.socket()
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def describe(self) -> VmInfo:
+        return VmInfo(name=self.name, state="running", pid=None, uid=None, netns=None)
+
+
+@contextlib.asynccontextmanager
+async def guest(answer: Answer) -> AsyncIterator[LoopbackVm]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = 0
+                for line in head.lower().split(b"\r\n"):
+                    if line.startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                body = await reader.readexactly(length)
+                writer.write(await answer(head + body))
+                await writer.drain()
+        finally:
+            writer.transport.abort()
+
+    serving: set[asyncio.Task[None] | None] = set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield LoopbackVm(server.sockets[0].getsockname()[1])
+    await stop(*serving)
+    await asyncio.sleep(0)
+
+
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Clock:
+    """A guest's clock that is off and can be set, and the control calls that speak to it."""
+
+    def __init__(self, off_by_ms: float) -> None:
+        self.off_ns = int(off_by_ms * 1e6)
+        self.calls: list[bytes] = []
+
+    async def answer(self, request: bytes) -> bytes:
+        self.calls.append(request)
+        if request.startswith(b"POST /clock"):
+            self.off_ns += int(request.rpartition(b":")[2].strip(b" }"))
+        return http(b'{"nowNs": %d}' % (time.time_ns() + self.off_ns))
+
+
+async def test_the_clock_is_corrected_until_it_is_right() -> None:
+    clock = Clock(-360_000.0)
+    async with guest(clock.answer) as vm:
+        reading = await guestclient.introduce(vm, Identity(entropy=b"x" * 64), 20, 20.0, None)
+    assert abs(reading.offset_ms) + reading.error_ms <= 20.0
+    assert abs(clock.off_ns) < 50e6
+
+
+async def test_secrets_travel_in_the_body_and_the_known_control_in_its_header() -> None:
+    clock = Clock(0.0)
+    async with guest(clock.answer) as vm:
+        identity = Identity(entropy=b"x" * 64, token="tok", control="new")
+        await guestclient.introduce(vm, identity, 20, 1000.0, "old")
+    init, later = clock.calls[0], clock.calls[1]
+    assert b"X-Greenroom-Control: old" in init
+    assert b'"accessToken":"tok"' in init
+    assert b"tok" not in init.split(b"\r\n")[0]
+    assert b"X-Greenroom-Control: new" in later
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 xx OK\r\n\r\n",
+        http(b"not json"),
+        http(b"[1]"),
+        http(b"{}", "500 Internal Server Error"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense_is_a_failure(raw: bytes) -> None:
+    async def answer(_request: bytes) -> bytes:
+        return raw
+
+    async with guest(answer) as vm:
+        with pytest.raises(RuntimeFailure):
+            await guestclient.introduce(vm, Identity(entropy=b"x"), 5, 20.0, None)
+
+
+async def test_an_endless_answer_is_cut_off() -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * (3 << 20)
+
+    async with guest(answer) as vm:
+        with pytest.raises(RuntimeFailure, match="too much"):
+            await guestclient.request(vm, "GET", "/health", deadline=10)
+
+
+async def test_a_guest_that_hangs_runs_into_the_deadline() -> None:
+    async def answer(_request: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with guest(answer) as vm:
+        with pytest.raises(RuntimeFailure, match="did not take its identity"):
+            await guestclient.introduce(vm, Identity(entropy=b"x"), 0.2, 20.0, None)
+
+
+async def test_a_vm_that_ended_is_not_waited_for() -> None:
+    vm = LoopbackVm(1)
+    vm.ended.set()
+    with pytest.raises(RuntimeFailure, match="ended"):
+        await guestclient.introduce(vm, Identity(entropy=b"x"), 30, 20.0, None)
+    with pytest.raises(RuntimeFailure, match="ended"):
+        await guestclient.wait_ready(vm, 30)

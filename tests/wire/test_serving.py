@@ -1,0 +1,170 @@
+"""A role's server and client over real sockets: credentials, bounds, errors, lost answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from greenroom.errors import (
+    BadRequest,
+    Forbidden,
+    InternalError,
+    MethodNotAllowed,
+    NodeUnavailable,
+    NotFound,
+    OutcomeUnknown,
+    PoolDry,
+    SetupError,
+    TooLarge,
+)
+from greenroom.wire import credentials
+from greenroom.wire.calling import RoleClient
+from greenroom.wire.credentials import Verifier
+from greenroom.wire.messages import Size
+from greenroom.wire.serving import application, endpoint, json_response, listen, read_json, serve
+from greenroom.wire.tasks import spawn, stop
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Starlette:
+    credentials.ensure(tmp_path)
+
+    async def echo(request: Request) -> Response:
+        return json_response(await read_json(request, Size, limit=200), 201)
+
+    async def dry(_request: Request) -> Response:
+        raise PoolDry("no member", retry_after=3)
+
+    async def bug(_request: Request) -> Response:
+        raise ValueError("a secret detail")
+
+    async def hang(_request: Request) -> Response:
+        await asyncio.Event().wait()
+        return Response()
+
+    return application(
+        [
+            endpoint("POST", "/echo", echo, ("master",)),
+            endpoint("GET", "/dry", dry, ("master",)),
+            endpoint("GET", "/bug", bug, ("master",)),
+            endpoint("POST", "/hang", hang, ("master",)),
+            endpoint("GET", "/hang-get", hang, ("master",)),
+        ],
+        Verifier.load(tmp_path),
+    )
+
+
+@contextlib.asynccontextmanager
+async def served(app: Starlette) -> AsyncIterator[str]:
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def run() -> None:
+        async with contextlib.aclosing(serve(app, listen("127.0.0.1", 0), drain=1)) as urls:
+            async for url in urls:
+                ready.set_result(url)
+
+    task = spawn(run(), "server")
+    try:
+        async with asyncio.timeout(10):
+            yield await ready
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await task
+    finally:
+        await stop(task)
+
+
+@contextlib.asynccontextmanager
+async def calling(tmp_path: Path, role: str = "master") -> AsyncIterator[RoleClient]:
+    async with RoleClient(credentials.own_token(tmp_path, role)) as client:
+        yield client
+
+
+async def test_a_call_and_its_answer(app: Starlette, tmp_path: Path) -> None:
+    size = Size("small", 1, 512, 4096)
+    async with served(app) as url, calling(tmp_path) as client:
+        assert await client.call("POST", f"{url}/echo", Size, size) == size
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Basic x"}, 401),
+        ({"Authorization": "Bearer "}, 401),
+    ],
+)
+async def test_any_other_local_user_gets_401(app: Starlette, headers: dict[str, str], status: int) -> None:
+    async with served(app) as url, aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/dry", headers=headers) as response:
+            assert response.status == status
+            assert "no member" not in await response.text()
+        async with session.get(f"{url}/healthz") as response:
+            assert response.status == 200
+
+
+async def test_a_role_that_is_known_but_not_admitted_gets_403(app: Starlette, tmp_path: Path) -> None:
+    async with served(app) as url, calling(tmp_path, "proxy") as client:
+        with pytest.raises(Forbidden):
+            await client.call("GET", f"{url}/dry", Size)
+
+
+async def test_errors_arrive_as_they_were_raised(app: Starlette, tmp_path: Path) -> None:
+    async with served(app) as url, calling(tmp_path) as client:
+        with pytest.raises(PoolDry) as caught:
+            await client.call("GET", f"{url}/dry", Size)
+        assert caught.value.retry_after == 3
+        with pytest.raises(InternalError) as bug:
+            await client.call("GET", f"{url}/bug", Size)
+        assert "secret" not in bug.value.message
+        with pytest.raises(NotFound):
+            await client.call("GET", f"{url}/nowhere", Size)
+        with pytest.raises(MethodNotAllowed):
+            await client.call("DELETE", f"{url}/dry", Size)
+
+
+async def test_bodies_are_bounded_and_checked(app: Starlette, tmp_path: Path) -> None:
+    async with served(app) as url, calling(tmp_path) as client:
+        with pytest.raises(TooLarge):
+            await client.call("POST", f"{url}/echo", Size, {"name": "x" * 300})
+        with pytest.raises(BadRequest, match="cpus"):
+            await client.call("POST", f"{url}/echo", Size, {"name": "x", "cpus": "two"})
+        with pytest.raises(BadRequest):
+            await client.call("POST", f"{url}/echo", Size, msgspec.Raw(b"{" * 100))
+
+
+async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
+    credentials.ensure(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        async with calling(tmp_path) as client:
+            with pytest.raises(NodeUnavailable):
+                await client.call("POST", f"http://127.0.0.1:{taken.getsockname()[1]}/x", Size)
+
+
+async def test_a_lost_answer_is_unknown_for_a_mutation_and_unavailable_for_a_read(
+    app: Starlette, tmp_path: Path
+) -> None:
+    async with served(app) as url, calling(tmp_path) as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.call("POST", f"{url}/hang", Size, {}, deadline=0.2)
+        with pytest.raises(NodeUnavailable):
+            await client.call("GET", f"{url}/hang-get", Size, deadline=0.2)
+
+
+def test_a_taken_port_says_so() -> None:
+    with listen("127.0.0.1", 0) as first, pytest.raises(SetupError, match="choose another port"):
+        listen("127.0.0.1", first.getsockname()[1])
