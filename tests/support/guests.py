@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -188,9 +189,12 @@ class Raw:
 
 
 async def answer_of(address: tuple[str, int], request: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer to `request`, read until the server closes."""
+    """Status and body of the answer to `request`: as much as it announces, else until the server closes."""
     async with await Raw.connect(address) as raw:
         await raw.send(request)
-        response = await raw.receive_all()
-    top, _, body = response.partition(b"\r\n\r\n")
+        top, _, body = (await raw.receive_until(b"\r\n\r\n")).partition(b"\r\n\r\n")
+        announced = re.search(rb"\r\ncontent-length: *([0-9]+)", top.lower())
+        size = int(announced[1]) if announced and not request.startswith(b"HEAD ") else None
+        while (size is None or len(body) < size) and (chunk := await raw.receive()):
+            body += chunk
     return int(top.split(b" ", 2)[1]), body

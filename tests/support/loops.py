@@ -20,9 +20,13 @@ DEADLINE = 30.0
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until `condition` holds. For states that nothing announces; the test's deadline bounds it."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
+    """Wait until `condition` holds, which may be asynchronous. For states that nothing announces."""
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            state = condition()
+            if await state if inspect.isawaitable(state) else state:
+                return
+            await asyncio.sleep(0.002)
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

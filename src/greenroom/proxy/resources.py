@@ -1,0 +1,316 @@
+"""Envoy's configuration as documents: the static bootstrap, the entry listener, and the clusters.
+
+Pure: settings in, JSON out. Paths in it are relative to Envoy's working directory (`proxy.envoy` says why).
+Field names and meanings: https://www.envoyproxy.io/docs/envoy/v1.40.0/api-v3/api.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from greenroom.config import ProxyConfig
+from greenroom.errors import SetupError
+from greenroom.proxy.replies import local_replies
+
+Document = dict[str, Any]
+
+BOOTSTRAP, XDS, RUN = "bootstrap.json", "xds", "run"
+CLUSTERS, LISTENERS = f"{XDS}/clusters.json", f"{XDS}/listeners.json"
+ADMIN_SOCKET = f"{RUN}/admin.sock"
+ENTRY, API = "entry", "api"
+
+BUFFER = 1 << 20
+"""Bytes that Envoy buffers per connection and direction before it stops reading."""
+HEADERS_KIB = 64
+MAX_HEADERS = 200
+CONNECT_TIMEOUT = "3s"
+REQUEST_HEADERS_TIMEOUT = "15s"
+API_IDLE = "30s"
+"""Pooled connections to an api are closed before the api does it (75 s), so that none is used as it closes."""
+
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_TYPES = "type.googleapis.com/envoy"
+_HCM = f"{_TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_CONNECTIONS_MONITOR = "envoy.resource_monitors.global_downstream_max_connections"
+
+_FORWARDED_FOR = {
+    "header": {"key": "x-forwarded-for", "value": "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT%"},
+    "append_action": "APPEND_IF_EXISTS_OR_ADD",
+}
+
+
+class Relay(msgspec.Struct, frozen=True, order=True):
+    """Where a node's relay listens."""
+
+    host: str
+    port: int
+
+
+def bootstrap(config: ProxyConfig) -> Document:
+    """The static part: admin on a socket that only Envoy's user (and root) can open, and where xDS lies."""
+
+    def watched(path: str) -> Document:
+        return {
+            "resource_api_version": "V3",
+            "path_config_source": {"path": path, "watched_directory": {"path": XDS}},
+        }
+
+    return {
+        "node": {"id": "greenroom-proxy", "cluster": "greenroom"},
+        "admin": {"address": {"pipe": {"path": ADMIN_SOCKET, "mode": 0o600}}},
+        "dynamic_resources": {"lds_config": watched(LISTENERS), "cds_config": watched(CLUSTERS)},
+        "overload_manager": {
+            "resource_monitors": [
+                {
+                    "name": _CONNECTIONS_MONITOR,
+                    "typed_config": {
+                        "@type": f"{_TYPES}.extensions.resource_monitors.downstream_connections.v3."
+                        "DownstreamConnectionsConfig",
+                        "max_active_downstream_connections": config.max_connections,
+                    },
+                }
+            ]
+        },
+    }
+
+
+def discovery(version: str, resources: Iterable[Document]) -> bytes:
+    """The contents of an xDS file."""
+    return msgspec.json.encode({"version_info": version, "resources": list(resources)})
+
+
+def entry_listener(*, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig) -> Document:
+    """The one listener, for both planes. Raises SetupError for a domain that is no host name."""
+    return {
+        "@type": f"{_TYPES}.config.listener.v3.Listener",
+        "name": ENTRY,
+        "address": {"socket_address": {"address": host, "port_value": port}},
+        # With SO_REUSEPORT a second proxy of the same user would share the port instead of being told.
+        "enable_reuse_port": False,
+        "per_connection_buffer_limit_bytes": BUFFER,
+        "filter_chains": [
+            {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
+        ],
+    }
+
+
+def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
+    idle = _seconds(config.idle_timeout)
+    return {
+        "@type": _HCM,
+        "stat_prefix": ENTRY,
+        "codec_type": "AUTO",
+        "server_name": "greenroom",
+        "use_remote_address": True,
+        # Envoy would write the machine's main address for clients on loopback; the routes add the true one.
+        "skip_xff_append": True,
+        "preserve_external_request_id": True,
+        # Guests get the path as it was sent; the relay looks through its disguises itself.
+        "normalize_path": False,
+        "merge_slashes": False,
+        "path_with_escaped_slashes_action": "KEEP_UNCHANGED",
+        "max_request_headers_kb": HEADERS_KIB,
+        "common_http_protocol_options": {"idle_timeout": idle, "max_headers_count": MAX_HEADERS},
+        "http2_protocol_options": {
+            "max_concurrent_streams": 1024,
+            "initial_stream_window_size": 256 << 10,
+            "initial_connection_window_size": BUFFER,
+            "allow_connect": True,
+        },
+        "stream_idle_timeout": idle,
+        "request_headers_timeout": REQUEST_HEADERS_TIMEOUT,
+        "request_timeout": "0s",
+        # For all routes, since Envoy decides before the filter has found the route.
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
+        "local_reply_config": local_replies(),
+        "http_filters": [
+            {
+                "name": "routing",
+                "typed_config": {
+                    "@type": f"{_TYPES}.extensions.filters.http.lua.v3.Lua",
+                    "default_source_code": {"inline_string": _filter(domain)},
+                },
+            },
+            {
+                "name": "router",
+                "typed_config": {
+                    "@type": f"{_TYPES}.extensions.filters.http.router.v3.Router",
+                    "suppress_envoy_headers": True,
+                },
+            },
+        ],
+        "route_config": {
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(relay_token)}],
+            "validate_clusters": False,
+        },
+    }
+
+
+def _filter(domain: str) -> str:
+    name, colon, port = (domain or "localhost").lower().partition(":")
+    name = name.removesuffix(".")
+    if not _DOMAIN.fullmatch(name) or (colon and not port.isdigit()):
+        raise SetupError(f"the domain {domain!r} is not a host name (with an optional :port)")
+    source = importlib.resources.files("greenroom.proxy").joinpath("routing.lua").read_text(encoding="utf-8")
+    return f'local DOMAIN = "{name}"\n{source}'
+
+
+def _routes(relay_token: str) -> list[Document]:
+    def marked(header: str) -> Document:
+        return {"prefix": "/", "headers": [{"name": header, "present_match": True}]}
+
+    return [
+        {"match": marked("x-greenroom-refusal"), "direct_response": {"status": 400}},
+        {
+            "match": marked("x-greenroom-cluster"),
+            "route": {
+                "cluster_header": "x-greenroom-cluster",
+                "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
+                "timeout": "0s",
+            },
+            "request_headers_to_add": [
+                {
+                    # `%` begins a command in header values.
+                    "header": {"key": "x-greenroom-relay", "value": relay_token.replace("%", "%%")},
+                    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                },
+                _FORWARDED_FOR,
+            ],
+        },
+        {
+            "match": {"prefix": "/"},
+            "route": {
+                "cluster": API,
+                "timeout": "0s",
+                "retry_policy": {
+                    # Nothing of the request was sent in any of these cases.
+                    "retry_on": "connect-failure,refused-stream,reset-before-request",
+                    "num_retries": 2,
+                    "retry_host_predicate": [
+                        {
+                            "name": "previous_hosts",
+                            "typed_config": {
+                                "@type": f"{_TYPES}.extensions.retry.host.previous_hosts.v3."
+                                "PreviousHostsPredicate"
+                            },
+                        }
+                    ],
+                    "host_selection_retry_max_attempts": "3",
+                    "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+                },
+            },
+            "request_headers_to_add": [_FORWARDED_FOR],
+        },
+    ]
+
+
+def api_cluster(urls: Sequence[str], config: ProxyConfig) -> Document:
+    """All api replicas, in turn, the ones that answer their health check first.
+
+    Raises SetupError for a URL that is not `http://host:port`.
+    """
+    return {
+        **_cluster(API, [_host_and_port(url) for url in urls], config),
+        "lb_policy": "ROUND_ROBIN",
+        # With every replica failing its checks (a starved machine), trying one beats refusing at once.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 1.0}},
+        "health_checks": [
+            {
+                "timeout": "2s",
+                "interval": "0.5s",
+                "no_traffic_interval": "0.5s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/healthz"},
+            }
+        ],
+        "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_1({"idle_timeout": API_IDLE})},
+    }
+
+
+def node_cluster(code: str, relay: Relay, config: ProxyConfig) -> Document:
+    """The relay of the node with `code`. Each connection carries one request (`node.relay_heads` says why)."""
+    return {
+        **_cluster(f"node_{code}", [(relay.host, relay.port)], config),
+        "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_1({"max_requests_per_connection": 1})},
+    }
+
+
+def _cluster(name: str, hosts: Sequence[tuple[str, int]], config: ProxyConfig) -> Document:
+    numeric = all(map(_is_address, (host for host, _port in hosts)))
+    return {
+        "@type": f"{_TYPES}.config.cluster.v3.Cluster",
+        "name": name,
+        "type": "STATIC" if numeric else "STRICT_DNS",
+        "connect_timeout": CONNECT_TIMEOUT,
+        "per_connection_buffer_limit_bytes": BUFFER,
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [
+                {
+                    "lb_endpoints": [
+                        {"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}}
+                        for host, port in hosts
+                    ]
+                }
+            ],
+        },
+        # Envoy's defaults (1024, but 3 for retries) would refuse long before the entry does.
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": config.max_connections,
+                    "max_pending_requests": config.max_connections,
+                    "max_requests": config.max_connections * 4,
+                    "max_retries": 1024,
+                }
+            ]
+        },
+        "upstream_connection_options": {
+            "tcp_keepalive": {"keepalive_probes": 3, "keepalive_time": 60, "keepalive_interval": 10}
+        },
+    }
+
+
+def _http_1(common: Document) -> Document:
+    return {
+        "@type": f"{_TYPES}.extensions.upstreams.http.v3.HttpProtocolOptions",
+        "common_http_protocol_options": {
+            "max_headers_count": MAX_HEADERS,
+            "max_response_headers_kb": HEADERS_KIB,
+            **common,
+        },
+        "explicit_http_config": {"http_protocol_options": {}},
+    }
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if parts.scheme != "http" or not host or port is None:
+        raise SetupError(f"the api's address {url!r} is not of the form http://host:port")
+    return host, port
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _seconds(length: float) -> str:
+    """A protobuf duration."""
+    return f"{length:.3f}s"
