@@ -68,14 +68,15 @@ class RoleProcess:
         text = b""
         ends = time.monotonic() + DEADLINE
         try:
-            while not text.endswith(b"\n"):
+            # Messages before the last one tell of progress only.
+            while not (text.endswith(b"\n") and b'"url"' in text.splitlines()[-1]):
                 ready, _, _ = select.select([self._reader], [], [], max(0.0, ends - time.monotonic()))
                 chunk = os.read(self._reader, 4096) if ready else b""
                 assert chunk, f"{self.spec.name} did not get ready:\n{self.log}"
                 text += chunk
         finally:
             os.close(self._reader)
-        self.url = msgspec.json.decode(text, type=Ready).url
+        self.url = msgspec.json.decode(text.splitlines()[-1], type=Ready).url
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send the signal, wait for the end, return the exit status."""

@@ -94,7 +94,10 @@ class Fleet:
             try:
                 nodes = await self._client.call("GET", url, NodeList, deadline=POLL_WAIT + POLL_SLACK)
             except GreenroomError as error:
-                _log.warning("a master does not give its nodes: %s", error.message)
+                if failed == 0:
+                    _log.warning(
+                        "the node table cannot be followed, asking the next master: %s", error.message
+                    )
                 failed += 1
                 after = 0  # revisions of two masters do not compare
                 self._master = (self._master + 1) % len(self._masters)

@@ -1,0 +1,1 @@
+"""The master role: it places claims, keeps node leases and divides pools."""

@@ -33,9 +33,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def choose(candidates: Iterable[Candidate]) -> Candidate | None:
     """The best node for one claim, or None when there is none.
 
-    Most warm members first. When all are dry: a node that keeps the pool (elsewhere nothing will ever come
-    free), the shortest queue for what is starting, the least loaded, and the name, so that the choice is
-    the same for the same input.
+    Most warm members first. When all are dry: a node that keeps the pool (elsewhere a member would have to be
+    made for this claim), the shortest queue for what is starting, the least loaded, and the name, so that the
+    choice is the same for the same input.
     """
     return min(
         candidates,

@@ -1,0 +1,1 @@
+"""The store: templates, pools, node membership and API keys; never a sandbox."""
