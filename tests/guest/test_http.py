@@ -215,3 +215,14 @@ def test_requests_in_parallel(agent: Agent, folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_client_that_closes_its_side_still_gets_its_answer(agent: Agent) -> None:
+    with agent.socket() as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        peer.shutdown(socket.SHUT_WR)
+        assert read_all(peer).startswith(b"HTTP/1.1 200 ")
+    with agent.socket() as peer:
+        peer.sendall(b"POST /files?path=/tmp/never HTTP/1.1\r\nContent-Length: 10\r\n\r\nx")
+        peer.shutdown(socket.SHUT_WR)
+        assert read_all(peer) == b""

@@ -102,9 +102,19 @@ class Connection(asyncio.Protocol):
             self.update_reading()
 
     def eof_received(self) -> bool:
-        # As most HTTP servers do, a half-closed connection counts as a client that has left; what is
-        # already written still goes out.
-        return False
+        """Whether to stay open for writing: only for an answer that is still being made.
+
+        A client that follows a stream and closes its side has left; one that closed it after a complete
+        request may be waiting for the response.
+        """
+        if self._request is None or self._body is None or not self._body.done:
+            return False
+        self._request.head.keep_alive = False
+        if (listener := self.listener) is not None:
+            self.listener = None
+            listener.gone()
+            return False
+        return True
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -250,6 +260,8 @@ class Connection(asyncio.Protocol):
                 body.fail(error)
                 if self._request is not None:
                     self._request.head.keep_alive = False
+                if body.discarding:
+                    self._close()
                 return
             if self._decoder.done:
                 self._buffer += self._decoder.rest()
@@ -333,12 +345,16 @@ class Connection(asyncio.Protocol):
         self._refuse(AgentError("deadline_exceeded", "the request head took too long", status=408))
 
     def _check_idle(self) -> None:
+        closing = self._transport is not None and self._transport.is_closing()
         waits_for_peer = self._request is None or (self._body is not None and not self._body.done)
-        if not waits_for_peer:
+        if not waits_for_peer and not closing:
             self._last_activity = self._loop.time()
         left = self._last_activity + IDLE_SECONDS - self._loop.time()
         if left <= 0:
-            self.abort() if self._request is not None else self._close()
+            if closing or self._request is not None:
+                self.abort()
+            else:
+                self._close()
             return
         self._idle_timer = self._loop.call_later(left, self._check_idle)
 
