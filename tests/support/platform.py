@@ -1,0 +1,111 @@
+"""The platform as users run it: the `greenroom` command, real roles, real microVMs; and a count of what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from greenroom.runtime.cgroups import Cgroups
+from greenroom.runtime.namespaces import listing
+from greenroom.runtime.slots import tag_of
+
+DEADLINE = 900
+"""Seconds for a command: the very first `up` on a machine builds the image and the golden."""
+
+
+def greenroom(*arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would."""
+    done = subprocess.run(
+        [sys.executable, "-m", "greenroom.cli.main", *arguments],
+        capture_output=True, text=True, timeout=DEADLINE, check=False, **options,
+    )  # fmt: skip
+    assert not check or done.returncode == 0, f"greenroom {arguments} said: {done.stdout}{done.stderr}"
+    return done
+
+
+class Platform:
+    """A platform on a state directory of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def command(
+        self, *arguments: str, check: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """`greenroom --state-dir … arguments`."""
+        return greenroom("--state-dir", str(self.state), *arguments, check=check, **options)
+
+    def up(self, *arguments: str) -> None:
+        """Start it on a free port and wait until it is ready."""
+        self.command("up", "--detach", "--port", "0", *arguments)
+
+    def down(self) -> subprocess.CompletedProcess[str]:
+        """Stop it."""
+        return self.command("down")
+
+    def env(self) -> dict[str, str]:
+        """What `greenroom env` exports."""
+        return dict(json.loads(self.command("env", "--json").stdout))
+
+    def status(self) -> dict[str, Any]:
+        """`greenroom status --json`, whatever state it is in."""
+        return dict(json.loads(self.command("status", "--json", check=False).stdout))
+
+    def pid(self, role: str) -> int:
+        """Process id of a role, for example `node-0`."""
+        return next(int(row["pid"]) for row in self.status()["roles"] if row["name"] == role)
+
+    def vm_pids(self) -> set[int]:
+        """QEMUs that belong to this platform's nodes, whoever their parent is now."""
+        cgroups = Cgroups.detect()
+        found: set[int] = set()
+        for tag in self.tags():
+            for name in cgroups.children(f"greenroom/{tag}"):
+                found |= cgroups.pids(f"greenroom/{tag}/{name}")
+        return found
+
+    def tags(self) -> list[str]:
+        """Tags of the nodes that ever ran here."""
+        return [tag_of(home) for home in self.state.glob("node-*") if home.is_dir()]
+
+    def leftovers(self) -> dict[str, list[str]]:
+        """What of this platform is on the host, by kind; empty after a clean end.
+
+        Looked for from the outside: processes by command line and open state directory, namespaces, cgroups,
+        taps, mounts and overlays by name, uids by range.
+        """
+        here = str(self.state)
+        found: dict[str, list[str]] = {
+            "processes": [], "namespaces": [], "taps": [], "mounts": [], "overlays": [], "cgroups": [], "uids": []
+        }  # fmt: skip
+        for process in psutil.process_iter(["pid", "cmdline", "uids"]):
+            words = " ".join(process.info["cmdline"] or [])
+            if process.pid != os.getpid() and here in words:
+                found["processes"].append(f"{process.pid} {words[:120]}")
+        for tag in self.tags():
+            found["namespaces"] += listing(f"gr-{tag}")
+            found["cgroups"] += [f"{tag}/{name}" for name in Cgroups.detect().children(f"greenroom/{tag}")]
+            registry = Path("/run/greenroom/uids")
+            found["uids"] += [
+                f"block {entry.name} of {tag}"
+                for entry in registry.glob("[0-9]*")
+                if entry.read_text(encoding="utf-8").startswith(tag)
+            ]
+            found["mounts"] += [
+                line
+                for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+                if f"gr-{tag}" in line
+            ]
+        found["mounts"] += [
+            line for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines() if here in line
+        ]
+        found["overlays"] += [str(path) for path in self.state.rglob("*.qcow2")]
+        links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout)
+        found["taps"] += [link["ifname"] for link in links if link["ifname"].startswith("tap")]
+        return {kind: things for kind, things in found.items() if things}
