@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from greenroom.cli import doctor, env, keys, lifecycle, sandboxes, status
+from greenroom.cli import bench, doctor, env, keys, lifecycle, sandboxes, status
 from greenroom.cli.options import CacheDirOption, Globals, StateDirOption, examples
 from greenroom.cli.output import EXIT_ERROR, EXIT_USAGE, fail
 
@@ -62,6 +62,7 @@ env.register(app)
 sandboxes.register(app)
 keys.register(app)
 doctor.register(app)
+bench.register(app)
 
 
 def main() -> None:

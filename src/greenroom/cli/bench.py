@@ -1,0 +1,486 @@
+"""`bench`: the benchmarks, with a progress bar, a table and a file. What they measure is in `greenroom.bench`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from greenroom.cli.options import (
+    CacheDirOption,
+    KeyFileOption,
+    StateDirOption,
+    cache_dir_of,
+    examples,
+    state_dir_of,
+)
+
+if TYPE_CHECKING:
+    from greenroom.bench.claim import ClaimPlan, ClaimReport, Platform
+    from greenroom.bench.report import Meter, Table
+    from greenroom.bench.restore import RestoreReport
+    from greenroom.bench.summaries import Summary
+    from greenroom.cli.records import StateDir
+    from greenroom.cli.target import Target
+    from greenroom.runtime.engine import EngineInfo
+    from greenroom.wire.messages import NodeStatus
+
+T = TypeVar("T")
+
+_bench = typer.Typer(
+    help="Measure this machine: restores against bare QEMU, warm claims against restores on demand.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=examples("greenroom bench restore", "greenroom bench claim --count 40 --json claim.json"),
+)
+
+JsonFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        show_default=False,
+        help="Also write conditions, summaries and every row to this file, as JSON.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(_bench, name="bench")
+
+
+@_bench.command(
+    epilog=examples(
+        "greenroom bench restore",
+        "greenroom bench restore --count 40 --parallel 1,2,4 --rounds 5",
+        "greenroom bench restore --count 2 --rounds 1 --json restore.json   # a quick look",
+    )
+)
+def restore(
+    context: typer.Context,
+    count: Annotated[
+        int,
+        typer.Option("--count", metavar="N", min=1, max=10_000, help="VMs in a batch, all alive at once."),
+    ] = 20,
+    parallel: Annotated[
+        str, typer.Option("--parallel", metavar="N,N…", help="Restores at the same time, one batch for each.")
+    ] = "1,2",
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the sides swap places.")
+    ] = 3,
+    starts: Annotated[
+        int, typer.Option("--starts", metavar="N", min=0, help="VMs of a batch started to the first answer.")
+    ] = 3,
+    accelerator: Annotated[
+        Literal["auto", "kvm", "tcg"] | None,
+        typer.Option(
+            "--accelerator",
+            show_default=False,
+            help="How QEMU runs guest code (default: auto)",
+        ),
+    ] = None,
+    json: JsonFileOption = None,
+    state_dir: StateDirOption = None,
+    cache_dir: CacheDirOption = None,
+) -> int:
+    """Restore VMs from the golden snapshot until they stand paused, beside the same QEMU without any fence.
+
+    Works in a temporary directory with the settings of the state directory. Needs root, and nothing else to
+    do for the machine meanwhile. Exit status 3 when a restore failed.
+    """
+    import msgspec
+
+    from greenroom.bench import report as reports
+    from greenroom.bench import restore as measuring
+    from greenroom.config import RoleSpec, load
+    from greenroom.master.catalogue import BASE, BASE_SIZE
+
+    plan = measuring.RestorePlan(
+        template=BASE,
+        size=BASE_SIZE,
+        count=count,
+        parallel=_numbers(parallel),
+        rounds=rounds,
+        starts=min(starts, count),
+    )
+    plan.check()
+    if json is not None:
+        reports.check_writable(json)
+    config = load(state_dir_of(context, state_dir))
+    if accelerator is not None:
+        config = msgspec.structs.replace(
+            config, vm=msgspec.structs.replace(config.vm, accelerator=accelerator)
+        )
+    with _temporary_directory() as directory, _meter() as meter:
+        spec = RoleSpec(
+            role="node",
+            replica=0,
+            state_dir=str(directory),
+            cache_dir=str(cache_dir_of(context, cache_dir)),
+            config=config,
+        )
+        status, found = _run(lambda: measuring.run(spec, plan, meter))
+    if found is None:
+        return status
+    return _show(found, measuring.tables(found), measuring.failures(found), json)
+
+
+@_bench.command(
+    epilog=examples(
+        "greenroom bench claim",
+        "greenroom bench claim --count 40 --json claim.json",
+        "greenroom --state-dir /srv/greenroom bench claim --key-file ci.key",
+    )
+)
+def claim(
+    context: typer.Context,
+    count: Annotated[
+        int,
+        typer.Option("--count", metavar="N", min=1, max=10_000, help="Claims of each kind, one at a time."),
+    ] = 20,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the kinds swap places.")
+    ] = 4,
+    warm: Annotated[
+        int,
+        typer.Option("--warm", metavar="N", min=1, max=4096, help="Pool of a platform started for this."),
+    ] = 2,
+    json: JsonFileOption = None,
+    key_file: KeyFileOption = None,
+    state_dir: StateDirOption = None,
+    cache_dir: CacheDirOption = None,
+) -> int:
+    """Create a sandbox, run `true` in it and kill it, from a warm pool and from an empty one.
+
+    Measures the platform that runs on the state directory, else one started for this in a temporary directory
+    and stopped afterwards. On a running platform the base pool is [b]kept empty[/] for half of the run, then
+    declared as before: other users then wait for a restore. Exit status 3 when a claim failed.
+    """
+    from greenroom.bench import claim as measuring
+    from greenroom.bench import report as reports
+    from greenroom.cli.records import StateDir
+    from greenroom.master.catalogue import BASE
+
+    plan = measuring.ClaimPlan(template=BASE, count=count, rounds=min(rounds, count))
+    if json is not None:
+        reports.check_writable(json)
+    state = StateDir(state_dir_of(context, state_dir))
+    if state.running() is not None:
+        status, found = _measure_claims(state, key_file, plan)
+    else:
+        status, found = _on_own_platform(cache_dir_of(context, cache_dir), warm, plan)
+    if found is None:
+        return status
+    return _show(found, measuring.tables(found), measuring.failures(found), json)
+
+
+def _numbers(text: str) -> list[int]:
+    """`1,2` as [1, 2]. Raises BadParameter."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1 or max(found) > 256 or len(set(found)) != len(found):
+        raise typer.BadParameter(f"--parallel {text}: different numbers from 1 to 256, such as 1,2,4")
+    return found
+
+
+def _on_own_platform(cache_dir: Path, warm: int, plan: ClaimPlan) -> tuple[int, ClaimReport | None]:
+    """Start a platform in a temporary directory, measure it and stop it, whatever happens between."""
+    import signal
+
+    from greenroom.cli.launch import bring_up, take_down
+    from greenroom.cli.leftovers import describe
+    from greenroom.cli.output import warn
+    from greenroom.cli.plans import UpOptions
+    from greenroom.cli.records import StateDir
+    from greenroom.cli.reports import reporter_for
+    from greenroom.errors import RuntimeFailure
+
+    def terminate(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    warn("no platform is running; starting one for this")
+    with _temporary_directory() as directory:
+        options = UpOptions(state_dir=str(directory / "state"), cache_dir=str(cache_dir), port=0, warm=warm)
+        state = StateDir(directory / "state")
+        reporter = reporter_for(sys.stderr)
+        before = {
+            number: signal.signal(number, terminate) for number in _signals() if number != signal.SIGINT
+        }
+        try:
+            bring_up(options, reporter)
+            return _measure_claims(state, None, plan)
+        finally:
+            # A second Ctrl-C while things are being removed would leave the rest of them behind.
+            for number in (signal.SIGINT, *before):
+                signal.signal(number, signal.SIG_IGN)
+            try:
+                stopped = take_down(state, 60.0, reporter)
+            finally:
+                reporter.close()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+            if not stopped.clean:
+                raise RuntimeFailure(
+                    "the platform that was started for this left something behind\n"
+                    + "\n".join(describe(swept) for swept in stopped.swept)
+                )
+
+
+def _measure_claims(
+    state: StateDir, key_file: Path | None, plan: ClaimPlan
+) -> tuple[int, ClaimReport | None]:
+    """Measure the platform of `state`."""
+    from greenroom.bench import claim as measuring
+    from greenroom.cli.target import find_target
+    from greenroom.errors import NodeUnavailable
+    from greenroom.wire.calling import role_client
+    from greenroom.wire.credentials import own_token
+
+    target = find_target(state.root, key_file)
+    token = own_token(state.secrets, "operator")
+    masters = [role.url for role in state.roles() if role.role == "master" and role.state == "ready"]
+    if not masters:
+        raise NodeUnavailable("no master is ready; see `greenroom status`")
+
+    async def engine_of(node: NodeStatus) -> EngineInfo:
+        return _engine_of(state, node)
+
+    with _meter() as meter:
+
+        async def work() -> ClaimReport:
+            async with _one_try(target) as platform, role_client(token) as client:
+                return await measuring.run(platform, client, masters[0], engine_of, plan, meter)
+
+        return _run(work)
+
+
+def _engine_of(state: StateDir, node: NodeStatus) -> EngineInfo:
+    """What the node runs VMs with; the reason is the verdict that it left in its cache."""
+    import msgspec
+
+    from greenroom.errors import SetupError
+    from greenroom.runtime import probe
+    from greenroom.runtime.engine import EngineInfo
+
+    version, why = "", ""
+    supervisor = state.supervisor()
+    if node.engine == "qemu":
+        try:
+            version = probe.qemu_version()
+        except SetupError:
+            version = "unknown"
+        try:
+            raw = (Path(supervisor.cache_dir if supervisor else "") / "kvm-verdict.json").read_bytes()
+            verdict = msgspec.json.decode(raw, type=probe.Verdict)
+            why = verdict.reason if verdict.accelerator == node.accelerator else ""
+        except (OSError, msgspec.DecodeError):
+            why = ""
+    return EngineInfo(
+        engine=node.engine,
+        accelerator=node.accelerator,
+        version=version,
+        reason=why or "it was asked for",
+    )
+
+
+def _one_try(target: Target) -> contextlib.AbstractAsyncContextManager[Platform]:
+    """A client of the platform whose create is one request, so that a refusal counts instead of being repeated."""
+    import uuid
+
+    from greenroom.cli.client import Client, SandboxHandle
+    from greenroom.cli.frames import Ended
+    from greenroom.errors import NodeUnavailable
+
+    class OneTry(Client):
+        def __init__(self) -> None:
+            super().__init__(target)
+            self._handles: dict[str, SandboxHandle] = {}
+
+        async def __aenter__(self) -> OneTry:
+            await super().__aenter__()
+            return self
+
+        async def create_once(self, template: str, ttl: int, metadata: dict[str, str]) -> str:
+            made = await self._call(
+                "POST",
+                "/v2/sandboxes",
+                SandboxHandle,
+                {"templateID": template, "timeout": ttl, "metadata": metadata},
+                {"Idempotency-Key": uuid.uuid4().hex},
+            )
+            self._handles[made.sandbox_id] = made
+            return made.sandbox_id
+
+        async def command(self, sandbox_id: str, line: str) -> int:
+            async for message in self.run(self._handles[sandbox_id], line):
+                if isinstance(message, Ended):
+                    return message.status
+            raise NodeUnavailable("the stream was closed before the command had ended")
+
+    return OneTry()
+
+
+def _signals() -> list[int]:
+    """The signals that ask us to stop, without those that we were told to ignore (`nohup`)."""
+    import signal
+
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> tuple[int, T | None]:
+    """Run a benchmark to its end, or to the end of its clean-up when a signal stops it.
+
+    Returns its result with status 0, or None with the status of a command that a signal ended. Only the first
+    signal counts: a second one would interrupt the clean-up. It runs on the event loop that nodes run on.
+    """
+    import asyncio
+    import logging
+    import signal
+
+    import uvloop
+
+    from greenroom.cli.output import warn
+
+    logging.getLogger("qemu").setLevel(logging.CRITICAL)
+    received: list[int] = []
+
+    async def whole() -> T | None:
+        me = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+
+        def interrupt(number: int) -> None:
+            if me is not None and not received:
+                received.append(number)
+                warn("stopping; what was made is removed first")
+                me.cancel()
+
+        for number in handlers:
+            loop.add_signal_handler(number, interrupt, number)
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if received:
+                return None
+            raise
+
+    handlers = {number: signal.getsignal(number) for number in _signals()}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(whole())
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return (128 + received[0] if received else 0), (None if received else result)
+
+
+@contextlib.contextmanager
+def _temporary_directory() -> Iterator[Path]:
+    """A directory of this run's own. It stays, with a note, if it still has records of what is on the host."""
+    import shutil
+    import tempfile
+
+    from greenroom.cli.output import warn
+
+    directory = Path(tempfile.mkdtemp(prefix="greenroom-bench-"))
+    try:
+        yield directory
+    finally:
+        if any(directory.glob("**/vms/*/owner.json")):
+            warn(f"kept {directory}: it names what could not be removed")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class _PlainMeter:
+    """One line a step, for logs."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def say(self, text: str) -> None:
+        if text != self._last:
+            print(text, file=sys.stderr, flush=True)
+        self._last = text
+
+    def begin(self, total: int) -> None:
+        """Lines do not count."""
+
+    def advance(self) -> None:
+        """Lines do not count."""
+
+
+@contextlib.contextmanager
+def _meter() -> Iterator[Meter]:
+    """A progress bar on a terminal, else lines; on standard error."""
+    import os
+
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        yield _PlainMeter()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    progress = Progress(
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = progress.add_task("", total=None)
+
+    class LiveMeter:
+        def say(self, text: str) -> None:
+            progress.update(task, description=text)
+
+        def begin(self, total: int) -> None:
+            progress.reset(task, total=total)
+
+        def advance(self) -> None:
+            progress.advance(task)
+
+    with progress:
+        yield LiveMeter()
+
+
+def _show(
+    report: RestoreReport | ClaimReport,
+    tables: Sequence[Table],
+    failures: Sequence[tuple[str, Summary]],
+    json: Path | None,
+) -> int:
+    """Print a report, write its file, return the exit status."""
+    from greenroom.bench import report as reports
+    from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
+
+    for line in reports.conditions_lines(report.conditions):
+        print(line)
+    print()
+    for table in tables:
+        print_table(table.title, table.columns, table.rows)
+    for line in reports.failure_lines(failures):
+        warn(line)
+    if json is not None:
+        reports.write(json, report)
+        print(f"all rows are in {json}")
+    return EXIT_DEGRADED if report.failed else 0
