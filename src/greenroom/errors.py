@@ -118,6 +118,13 @@ class KeyConflict(PermanentError):
     status = 409
 
 
+class SandboxEnded(PermanentError):
+    """The sandbox that an idempotency key made has ended; the key makes no second one."""
+
+    kind = "sandbox_ended"
+    status = 410
+
+
 class TooLarge(PermanentError):
     """The body is over its bound."""
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.waiting import until
 
 from greenroom.config import Config
-from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, UnknownSandbox
+from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, SandboxEnded, UnknownSandbox
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
@@ -56,7 +56,7 @@ async def test_the_same_key_gives_the_same_sandbox(
 ) -> None:
     first = await keeper.claim(ask())
     assert await keeper.claim(ask()) == first
-    assert keeper.by_key("k1") == first
+    assert await keeper.by_key("k1") == first
     assert len(runtime.vms) == 1
 
 
@@ -78,8 +78,24 @@ async def test_a_key_used_for_something_else_is_a_conflict(keeper: Keeper, ask: 
 async def test_a_key_whose_sandbox_has_ended_makes_no_second_one(keeper: Keeper, ask: Ask) -> None:
     sandbox = await keeper.claim(ask())
     await keeper.release(sandbox.sandbox_id)
-    with pytest.raises(UnknownSandbox, match="has ended"):
+    with pytest.raises(SandboxEnded, match="use a new key"):
         await keeper.claim(ask())
+    with pytest.raises(SandboxEnded):
+        await keeper.by_key("k1")
+
+
+async def test_a_key_nobody_used_is_unknown(keeper: Keeper) -> None:
+    with pytest.raises(UnknownSandbox):
+        await keeper.by_key("never")
+
+
+async def test_asking_for_a_key_whose_claim_is_under_way_waits_for_it(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    runtime.start_delay = 0.05
+    claiming = spawn(keeper.claim(ask()), "a claim")
+    await until(lambda: bool(runtime.vms))
+    assert await keeper.by_key("k1") == await claiming
 
 
 async def test_a_caller_that_goes_away_does_not_stop_the_claim(

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from greenroom.config import ClaimsConfig
-from greenroom.errors import GreenroomError, NodeUnavailable, NotFound, PoolDry, TemporaryError
+from greenroom.errors import GreenroomError, NodeUnavailable, NotFound, PoolDry, SandboxEnded, TemporaryError
 from greenroom.master.catalogue import Catalogue
 from greenroom.master.membership import Membership
 from greenroom.master.placement import Hints
@@ -125,6 +125,8 @@ class Claims:
                 await self._client.call("GET", url, msgspec.Raw, deadline=ASK_DEADLINE)
             except NotFound:
                 return False
+            except SandboxEnded:
+                return True
             return True
 
         nodes = self._membership.live()

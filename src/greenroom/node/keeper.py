@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from greenroom.config import Config
-from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, UnknownSandbox
+from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, SandboxEnded, UnknownSandbox
 from greenroom.node.deadlines import Deadlines
-from greenroom.node.journal import Journal, digest_of
+from greenroom.node.journal import Entry, Journal, digest_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import ClockReading, Identity, Runtime, Vm
 from greenroom.wire.ids import new_sandbox_id
@@ -75,7 +75,6 @@ class Keeper:
         """Ends a sandbox's relayed connections at once; the relay's, once there is one."""
         self.code = journal.code()
         self._live: dict[str, Live] = {}
-        self._by_key: dict[str, str] = {}
         self._pending: dict[str, asyncio.Task[Sandbox]] = {}
         self._deadlines = Deadlines()
         self._moved = asyncio.Event()
@@ -113,17 +112,29 @@ class Keeper:
         """All running sandboxes."""
         return [live.sandbox for live in self._live.values() if not live.ending]
 
-    def by_key(self, key: str) -> Sandbox:
-        """What the claim with this key became. Raises UnknownSandbox."""
-        sandbox_id = self._by_key.get(key)
-        if sandbox_id is None:
-            raise UnknownSandbox("no live sandbox was made with this key on this node")
-        return self.get(sandbox_id)
+    async def by_key(self, key: str) -> Sandbox:
+        """What the claim with this key becomes: one that is under way is waited for.
+
+        Raises UnknownSandbox when this node knows nothing of the key, SandboxEnded, or what the claim raises.
+        """
+        if (running := self._pending.get(key)) is not None:
+            return await asyncio.shield(running)
+        entry = self._journal.find(key)
+        if entry is None:
+            raise UnknownSandbox("no sandbox was made with this key on this node")
+        return self._known(entry)
+
+    def _known(self, entry: Entry) -> Sandbox:
+        """The live sandbox of a claim that is over. Raises SandboxEnded."""
+        live = self.lookup(entry.sandbox_id)
+        if live is None:
+            raise SandboxEnded("the sandbox made with this idempotency key has ended; use a new key for another")
+        return live.sandbox
 
     async def claim(self, request: ClaimRequest) -> Sandbox:
         """Take a warm VM, give it its identity and answer; the same key again gives the same sandbox.
 
-        Raises KeyConflict for a key with another body, UnknownSandbox for one whose sandbox has ended, PoolDry,
+        Raises KeyConflict for a key with another body, SandboxEnded for one whose sandbox has ended, PoolDry,
         RuntimeFailure, UnknownTemplate.
         """
         digest = digest_of(request)
@@ -138,9 +149,7 @@ class Keeper:
             raise KeyConflict("this idempotency key was used before with another request")
         if (running := self._pending.get(request.key)) is not None:
             return await asyncio.shield(running)
-        if entry.state == "ended":
-            raise UnknownSandbox("the sandbox made with this idempotency key has ended")
-        return self.get(entry.sandbox_id)
+        return self._known(entry)
 
     async def _claim(self, request: ClaimRequest, sandbox_id: str) -> Sandbox:
         try:
@@ -206,7 +215,6 @@ class Keeper:
             raise
         live = Live(request.key, sandbox, vm)
         self._live[sandbox_id] = live
-        self._by_key[request.key] = sandbox_id
         self._set_deadline(live)
         spawn(self._watch(live), f"watch {sandbox_id}")
         return sandbox
@@ -266,7 +274,6 @@ class Keeper:
             await asyncio.shield(self._runtime.stop(live.vm))
         finally:
             self._live.pop(sandbox_id, None)
-            self._by_key.pop(live.key, None)
 
     async def _reap(self) -> None:
         """End sandboxes whose time is up, and forget keys whose retention is over."""

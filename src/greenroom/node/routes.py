@@ -30,7 +30,7 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         return json_response(await keeper.claim(wanted), 201)
 
     async def claim_by_key(request: Request) -> Response:
-        return json_response(keeper.by_key(request.path_params["key"]))
+        return json_response(await keeper.by_key(request.path_params["key"]))
 
     async def sandboxes(_request: Request) -> Response:
         return json_response(SandboxList(sandboxes=keeper.list()))
