@@ -62,7 +62,9 @@ def test_a_directory(agent: Agent, folder: Path) -> None:
         "drwxr-xr-x",
     )
     assert entry(agent, "/")["name"] == "/"
-    assert entry(agent, "")["path"] == pwd.getpwnam(ME).pw_dir
+    home = pwd.getpwnam(ME).pw_dir
+    if os.path.isdir(home):
+        assert entry(agent, "")["path"] == home
 
 
 def test_links(agent: Agent, folder: Path) -> None:

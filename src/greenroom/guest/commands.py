@@ -222,7 +222,7 @@ class CommandService:
     async def close_stdin(self, request: Request, response: Response) -> None:
         """Let the command read the end of its input; closing twice is fine."""
         message = await unary_request(request)
-        process = self._select(message, live=True)
+        process = self._select(message)  # of one that has ended, stdin is closed already
         await _until_gone(response, process.stdin.close())
         reply(response, {})
 
