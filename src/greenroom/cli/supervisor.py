@@ -15,8 +15,10 @@ import sys
 import time
 import urllib.parse
 import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -51,6 +53,8 @@ from greenroom.wire import credentials
 
 _log = logging.getLogger("greenroom.supervisor")  # the module may run as __main__
 
+T = TypeVar("T")
+
 REPORT_FD = "GREENROOM_REPORT_FD"
 """Environment variable naming the pipe to the command that waits for a detached supervisor."""
 RECORD_INTERVAL = 0.25
@@ -77,6 +81,7 @@ class Supervisor:
         self._began = time.time()
         self._failure = ""
         self._saved_at = 0.0
+        self._unsaved = False
 
     async def run(self) -> str:
         """The whole life. Raises GreenroomError when it cannot even begin."""
@@ -106,7 +111,7 @@ class Supervisor:
 
     async def _clear_leftovers(self) -> None:
         """End what a supervisor that was killed left running, and sweep nodes that will not come back."""
-        ended, stuck = await asyncio.to_thread(end_roles, self._state)
+        ended, stuck = await _off_loop(lambda: end_roles(self._state))
         if ended:
             self._show("notice", text=f"ended what an earlier run left behind: {', '.join(ended)}")
         if stuck:
@@ -114,7 +119,7 @@ class Supervisor:
         # Nodes that start again see to their own remains, and may still want some of them.
         orphans = [path for path in self._state.node_specs() if path not in self._spec_paths()]
         module = self._options.role_module
-        for swept in await asyncio.to_thread(sweep_nodes, orphans, module):
+        for swept in await _off_loop(lambda: sweep_nodes(orphans, module)):
             self._show("notice", text=describe(swept))
 
     def _spec_paths(self) -> set[Path]:
@@ -133,9 +138,9 @@ class Supervisor:
                 return
 
     async def _next_event(self) -> Event:
-        """The next event, or `Elapsed` when the machine's time has come first."""
-        wake_at = self._machine.wake_at
-        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        """The next event, or `Elapsed` when the machine's time, or the records', has come first."""
+        wakes = [self._machine.wake_at, self._saved_at + RECORD_INTERVAL if self._unsaved else None]
+        timeout = min((max(0.0, at - time.monotonic()) for at in wakes if at is not None), default=None)
         try:
             return await asyncio.wait_for(self._events.get(), timeout)
         except TimeoutError:
@@ -235,7 +240,8 @@ class Supervisor:
             if self._specs[name].role == "node" and how != CLEAN_EXIT
         ]
         present = [path for path in specs if path.exists()]
-        for swept in await asyncio.to_thread(sweep_nodes, present, self._options.role_module):
+        module = self._options.role_module
+        for swept in await _off_loop(lambda: sweep_nodes(present, module)):
             self._show("notice", text=describe(swept))
 
     # Telling
@@ -251,7 +257,8 @@ class Supervisor:
 
     def _save(self, *, force: bool) -> None:
         now = time.monotonic()
-        if not force and now - self._saved_at < RECORD_INTERVAL:
+        self._unsaved = not force and now - self._saved_at < RECORD_INTERVAL
+        if self._unsaved:
             return
         self._saved_at = now
         supervisor = SupervisorRecord(
@@ -285,6 +292,16 @@ class Supervisor:
             last_exit_at=at,
             progress=self._progress.get(name, "") if role.phase is Phase.STARTING else "",
         )
+
+
+async def _off_loop(work: Callable[[], T]) -> T:
+    """Run `work` on a thread that ends with it.
+
+    No thread may stay: the kernel sends a role's parent-death signal once for each thread of a dying
+    supervisor that its children pass through, and a role may take a second SIGTERM for impatience.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 def supervise(options: UpOptions, reporter: Reporter) -> str:

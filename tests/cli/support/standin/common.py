@@ -5,9 +5,15 @@ the few requests that the command line sends. Environment variables, which the s
 their prefix, make it misbehave:
 
     GREENROOM_STANDIN_TRACE   a file to which each start, readiness and end is appended, one line each
-    GREENROOM_STANDIN_<ROLE>  words separated by commas: `fail` (end at once with a complaint), `mute` (never
-                              get ready), `deaf` (ignore SIGTERM), `progress` (report two steps before ready),
-                              `child` (start a child that would outlive it), `left` (a sweep leaves something)
+    GREENROOM_STANDIN_<ROLE>  words separated by commas:
+        fail      end at once with a complaint
+        once      the same, from the second start on
+        mute      never get ready
+        deaf      ignore SIGTERM
+        late      ignore the first SIGTERM
+        progress  report two steps before being ready
+        child     start a child that would outlive it
+        left      (node) a sweep leaves something
 """
 
 from __future__ import annotations
@@ -48,6 +54,12 @@ def trace(spec: RoleSpec, what: str) -> None:
             stream.write(f"{what} {spec.name} {os.getpid()}\n")
 
 
+def starts_of(spec: RoleSpec) -> int:
+    """How often this stand-in was started, according to the trace."""
+    lines = Path(os.environ["GREENROOM_STANDIN_TRACE"]).read_text(encoding="utf-8").splitlines()
+    return sum(line.startswith(f"started {spec.name} ") for line in lines)
+
+
 def habits(role: str) -> set[str]:
     """How this stand-in is to misbehave."""
     return set(os.environ.get(f"GREENROOM_STANDIN_{role.upper()}", "").split(","))
@@ -64,7 +76,7 @@ def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RoleSpec)
     trace(spec, "started")
     manners = habits(spec.role)
-    if "fail" in manners:
+    if "fail" in manners or ("once" in manners and starts_of(spec) > 1):
         print(f"greenroom {spec.role}: a tool is missing; install it", file=sys.stderr)
         sys.exit(78)
     if "deaf" in manners:
@@ -79,12 +91,20 @@ def main() -> None:
 async def serve(spec: RoleSpec, manners: set[str]) -> None:
     """Serve until SIGTERM."""
     leaving = asyncio.Event()
+
+    def asked() -> None:
+        if "late" in manners:
+            manners.discard("late")
+            trace(spec, "late")
+        else:
+            leaving.set()
+
     if "deaf" not in manners:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked)
     app = web.Application()
     routes = {"master": master_routes, "node": node_routes, "proxy": sandbox_routes}
     app.add_routes(routes[spec.role](spec) if spec.role in routes else [])
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     port = spec.config.proxy.port if spec.role == "proxy" else spec.port
     site = web.TCPSite(runner, spec.host, port)

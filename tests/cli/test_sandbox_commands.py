@@ -1,0 +1,210 @@
+"""`env`, `run`, `exec`, `demo` and `keys` against the stand-in entry, which runs commands as local processes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import stat
+import subprocess
+
+import pytest
+
+from greenroom.cli.processes import ProcessId
+
+from .conftest import DEADLINE, Home, eventually
+
+pytestmark = pytest.mark.slow
+
+
+def notes(home: Home) -> list[str]:
+    return home.journal.read_text(encoding="utf-8").splitlines() if home.journal.exists() else []
+
+
+def test_env_prints_what_a_shell_needs(home: Home) -> None:
+    home.up()
+    printed = home.ok("env")
+    script = (
+        printed
+        + 'printf "%s\\n" "$E2B_API_KEY" "$E2B_API_URL" "$E2B_SANDBOX_URL" "$E2B_DOMAIN" "${E2B_DEBUG-unset}"'
+    )
+    shell = subprocess.run(
+        ["sh", "-c", script], env={"E2B_DEBUG": "true"}, capture_output=True, text=True, check=True
+    )
+    key, api, sandbox, domain, debug = shell.stdout.split()
+    _code, seen = home.status()
+    assert (api, sandbox, domain, debug) == (seen.entry_url, seen.entry_url, seen.domain, "unset")
+    assert key == home.state.default_key.read_text(encoding="utf-8").strip()
+    assert json.loads(home.ok("env", "--json"))["E2B_API_KEY"] == key
+
+
+def test_env_takes_another_key(home: Home) -> None:
+    home.up()
+    secret = home.ok("keys", "create", "ci").strip()
+    file = home.root / "ci.key"
+    file.write_text(secret + "\n", encoding="utf-8")
+    assert f"export E2B_API_KEY={secret}\n" in home.ok("env", "--key-file", str(file))
+    file.write_text("not a key", encoding="utf-8")
+    assert "does not hold an API key" in home.run("env", "--key-file", str(file)).stderr
+    assert "cannot read the API key" in home.run("env", "--key-file", str(home.root / "none")).stderr
+
+
+def test_the_commands_say_when_nothing_runs(home: Home) -> None:
+    for command in (["env"], ["run", "--", "true"], ["exec", "i" + "0" * 19, "--", "true"]):
+        done = home.run(*command)
+        assert done.returncode == 1
+        assert "nothing is running" in done.stderr
+        assert "greenroom up --detach" in done.stderr
+        assert not home.state.root.exists(), "asking makes nothing"
+
+
+def test_run_passes_output_status_and_arguments_on(home: Home) -> None:
+    home.up()
+    done = home.run(
+        "run", "--env", "NAME=wörld", "--", "sh", "-c", 'echo "hello $NAME"; echo oops >&2; exit 7'
+    )
+    assert (done.returncode, done.stdout) == (7, "hello wörld\n")
+    assert "oops\n" in done.stderr
+    words = ["printf", "%s|", "a b", "$HOME", "'", "-x", "--", "*"]
+    assert home.ok("run", "--timeout", "77", "--", *words) == "a b|$HOME|'|-x|--|*|"
+    assert home.ok("run", "printf", "%s", "-n") == "-n"
+    made = [line for line in notes(home) if line.startswith("created")]
+    assert [line.split()[2] for line in made] == ["300", "77", "300"]
+    assert sum(line.startswith("killed") for line in notes(home)) == 3, "each sandbox is killed"
+
+
+def test_run_tells_a_signal_as_a_shell_does(home: Home) -> None:
+    home.up()
+    assert home.run("run", "--", "sh", "-c", "kill -9 $$").returncode in (137, 128 + 9)
+
+
+def test_run_kills_its_sandbox_on_ctrl_c_and_sigterm(home: Home) -> None:
+    home.up()
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        home.journal.unlink(missing_ok=True)
+        process = home.start("run", "--", "sleep", "300")
+        eventually(lambda: any(line.startswith("running") for line in notes(home)), "the command's start")
+        process.send_signal(number)
+        _out, err = process.communicate(timeout=DEADLINE)
+        assert process.returncode == status, err
+        assert notes(home)[-1].startswith("killed")
+        assert b"Traceback" not in err
+
+
+def test_run_ends_quietly_when_nobody_reads_on(home: Home) -> None:
+    home.up()
+    line = " ".join(map(shlex.quote, home.command("run", "--", "yes")))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -n 1"], env=home.environment, capture_output=True, text=True,
+        timeout=DEADLINE, check=True,
+    )  # fmt: skip
+    assert done.stdout == "y\n"
+    assert "Traceback" not in done.stderr
+    assert notes(home)[-1].startswith("killed")
+
+
+def test_output_comes_as_it_is_written(home: Home) -> None:
+    home.up()
+    process = home.start("run", "--", "sh", "-c", "echo first; sleep 300")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"first\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE)
+
+
+def test_a_dry_pool_is_asked_again_under_the_same_key(home: Home) -> None:
+    home.environment["GREENROOM_STANDIN_REFUSALS"] = "2"
+    home.up()
+    home.ok("run", "--", "true")
+    assert next(line for line in notes(home) if line.startswith("created")).endswith("keys=1/3")
+
+
+def test_run_says_what_the_api_says(home: Home) -> None:
+    home.up()
+    done = home.run("run", "--template", "nonsense", "--", "true")
+    assert (done.returncode, done.stderr) == (1, "error: no template nonsense\n")
+    file = home.root / "revoked.key"
+    file.write_text(f"e2b_{'0' * 40}\n", encoding="utf-8")
+    done = home.run("run", "--key-file", str(file), "--", "true")
+    assert (done.returncode, done.stderr) == (1, "error: unknown API key\n")
+
+
+def test_exec_uses_a_kept_sandbox(home: Home) -> None:
+    home.up()
+    kept = home.run("run", "--keep", "--", "true")
+    sandbox = kept.stderr.split()[2]
+    assert f"greenroom exec {sandbox} --" in kept.stderr
+    done = home.run("exec", "--env", "A=1", sandbox, "--", "sh", "-c", 'echo "$A"; exit 3')
+    assert (done.returncode, done.stdout) == (3, "1\n")
+    assert not any(line.startswith("killed") for line in notes(home))
+    assert f"connected {sandbox} 300" in notes(home)
+    done = home.run("exec", "i" + "z" * 19, "--", "true")
+    assert done.returncode == 1
+    assert "not found" in done.stderr
+
+
+def test_losing_the_sandbox_is_an_error_not_a_status(home: Home) -> None:
+    home.up()
+    process = home.start("run", "--", "sleep", "300")
+    eventually(lambda: any(line.startswith("running") for line in notes(home)), "the command's start")
+    proxy = home.roles()["proxy-0"].process
+    assert isinstance(proxy, ProcessId)
+    proxy.signal(signal.SIGKILL)
+    _out, err = process.communicate(timeout=DEADLINE * 2)
+    assert process.returncode == 1
+    assert b"error: " in err
+    assert b"Traceback" not in err
+
+
+def test_demo_starts_shows_and_stops(home: Home) -> None:
+    done = home.run("demo", *home.up_options())
+    assert done.returncode == 0, done.stderr
+    for step in (
+        "platform up",
+        "created",
+        "6 * 7 = 42",
+        "exit status 0",
+        "killed",
+        "platform stopped",
+        "in all",
+    ):
+        assert step in done.stdout
+    assert home.state.running() is None
+    assert home.marked() == []
+
+
+def test_demo_leaves_a_running_platform_running(home: Home) -> None:
+    home.up()
+    pid = home.supervisor().pid
+    done = home.run("demo", *home.up_options())
+    assert done.returncode == 0, done.stderr
+    assert "platform up" not in done.stdout
+    assert "platform stopped" not in done.stdout
+    assert home.supervisor().pid == pid
+
+
+def test_keys_without_a_running_platform(home: Home) -> None:
+    assert "there is no platform" in home.run("keys", "list").stderr
+    secret = home.ok("keys", "create", "ci").strip()
+    assert stat.S_IMODE(home.state.root.stat().st_mode) == 0o700
+    (found,) = json.loads(home.ok("keys", "list", "--json"))
+    assert found["name"] == "ci"
+    assert secret.endswith(found["hint"])
+    assert secret not in home.ok("keys", "list")
+    assert home.ok("keys", "revoke", found["id"]) == f"revoked {found['id']}\n"
+    assert home.run("keys", "revoke", found["id"]).returncode == 1
+    assert json.loads(home.ok("keys", "list", "--json"))[0]["revoked_at"] is not None
+    assert "1 to 100 printable" in home.run("keys", "create", "").stderr
+
+
+def test_up_makes_one_default_key_and_keeps_it(home: Home) -> None:
+    home.up()
+    first = home.state.default_key.read_text(encoding="utf-8")
+    home.ok("down")
+    assert "made the API key" not in home.up()
+    assert home.state.default_key.read_text(encoding="utf-8") == first
+    (key,) = json.loads(home.ok("keys", "list", "--json"))
+    assert key["name"] == "default"
+    home.ok("keys", "revoke", key["id"])
+    home.ok("down")
+    assert "made the API key" not in home.up(), "what was revoked is not made again"
