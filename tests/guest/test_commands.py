@@ -394,6 +394,9 @@ def test_sigterm_reaches_the_group(agent: Agent, folder: Path) -> None:
     script = f"trap 'echo bye; exit 5' TERM; sleep 600 & echo $! >> {notes}; wait"
     with agent.started(script) as (stream, pid):
         [child] = pids_in(notes, 1)
+        # Until it has become sleep, the child is a shell that may swallow the signal.
+        comm = Path(f"/proc/{child}/comm")
+        eventually(lambda: comm.read_text() == "sleep\n", "the child has become sleep")
         agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGTERM"})
         outcome = collect(stream)
     assert (outcome.stdout, outcome.code) == (b"bye\n", 5)

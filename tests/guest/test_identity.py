@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guest.harness import ME, Agent, Answer, b64, shell
+from tests.guest.harness import ME, Agent, Answer, b64, running_agent, shell
 
 from greenroom.guest.machine import Machine
 
@@ -100,7 +100,7 @@ def test_the_control_token_hides_the_control_routes(fresh_agent: Agent) -> None:
     assert init(agent, {}, CONTROL).status == 404
 
 
-@pytest.mark.parametrize("step", ["entropy", "clock", "machineId", "hostname"])
+@pytest.mark.parametrize("step", ["entropy", "clock", "machineId", "hostname", "settings"])
 def test_a_failed_step_is_named_and_sets_no_token(fresh_agent: Agent, step: str) -> None:
     agent = fresh_agent
     (agent.identity / "fail").write_text(step)
@@ -130,6 +130,25 @@ def test_a_wrong_field_changes_nothing(agent: Agent, message: object) -> None:
     assert (answer.status, answer.json["code"]) == (400, 400)
     assert recorded(agent) == before
     assert agent.request("GET", "/clock").status == 200
+
+
+def test_a_restarted_agent_still_asks_for_the_tokens(tmp_path: Path) -> None:
+    with running_agent(tmp_path / "identity") as agent:
+        message = {"accessToken": "access", "controlToken": "control-token", "envVars": {"A": "b"}}
+        assert init(agent, message).status == 200
+        kept = tmp_path / "identity/run/greenroom/agent.json"
+        assert kept.stat().st_mode & 0o777 == 0o600
+    with running_agent(tmp_path / "identity") as agent:
+        assert agent.request("GET", "/envs").status == 401
+        assert init(agent, {}).status == 404
+        assert init(agent, {}, CONTROL).status == 200
+        agent.token = "access"
+        assert agent.request("GET", "/envs").json["A"] == "b"
+    # After a boot the node daemon introduces the guest anew.
+    content = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**content, "bootId": "another"}))
+    with running_agent(tmp_path / "identity") as agent:
+        assert agent.request("GET", "/envs").json == {}
 
 
 def test_the_clock_can_be_moved(fresh_agent: Agent) -> None:

@@ -57,7 +57,9 @@ async def serve(chosen: argparse.Namespace) -> None:
     machine = RecordingMachine(chosen.dry_identity) if chosen.dry_identity else Machine()
     workers = Workers()
     table = ProcessTable()
-    app = App(Settings(default_user=chosen.default_user), machine, workers, table)
+    settings = Settings(default_user=chosen.default_user)
+    settings.restore(machine.recall())
+    app = App(settings, machine, workers, table)
     server = Server(app.handle)
     port = await server.listen(chosen.host, chosen.port)
     # What exists now stays for good: the collector need not visit (and so copy) it in every clone.

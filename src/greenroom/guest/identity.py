@@ -133,31 +133,31 @@ def apply(identity: Identity, settings: Settings, machine: Machine, arrived_ns: 
         steps.append(("machineId", lambda: machine.set_machine_id(machine_id)))
     if (hostname := identity.hostname) is not None:
         steps.append(("hostname", lambda: machine.set_hostname(hostname)))
+    updated = _updated(identity, settings)
+    steps.append(("settings", lambda: machine.keep(updated.dump())))
     for name, step in steps:
         try:
             step()
         except (OSError, ValueError, OverflowError) as error:
             _log.error("init failed at step %s: %s", name, error)
             raise AgentError("internal", f"init failed at step {name}: {error}") from None
-    _adopt(identity, settings)
+    settings.take(updated)
 
 
-def _adopt(identity: Identity, settings: Settings) -> None:
-    """The part that cannot fail."""
+def _updated(identity: Identity, settings: Settings) -> Settings:
+    """The settings as they will be."""
     environment = {**settings.environment, **identity.environment, "E2B_SANDBOX": "true"}
     if identity.sandbox_id is not None:
         environment["E2B_SANDBOX_ID"] = identity.sandbox_id
     if identity.template_id is not None:
         environment["E2B_TEMPLATE_ID"] = identity.template_id
-    settings.environment = environment
-    if identity.default_user is not None:
-        settings.default_user = identity.default_user
-    if identity.default_workdir is not None:
-        settings.default_workdir = identity.default_workdir
-    if identity.access_token is not None:
-        settings.access_token = identity.access_token
-    if identity.control_token is not None:
-        settings.control_token = identity.control_token
+    return Settings(
+        access_token=identity.access_token or settings.access_token,
+        control_token=identity.control_token or settings.control_token,
+        environment=environment,
+        default_user=identity.default_user or settings.default_user,
+        default_workdir=identity.default_workdir or settings.default_workdir,
+    )
 
 
 def _optional(message: Message, name: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import random
 import socket
@@ -20,6 +21,10 @@ from typing import Any
 # linux/random.h: _IOW('R', 0x03, int[2]) and _IO('R', 0x07)
 _RNDADDENTROPY = 0x40085203
 _RNDRESEEDCRNG = 0x5207
+
+_KEPT = "run/greenroom/agent.json"
+
+_log = logging.getLogger(__name__)
 
 
 class Machine:
@@ -63,6 +68,28 @@ class Machine:
         kept = [line for line in lines if line.split("#", 1)[0].split()[:1] != ["127.0.1.1"]]
         self._write("etc/hosts", "\n".join([*kept, f"127.0.1.1\t{name}"]) + "\n")
 
+    def keep(self, settings: dict[str, Any]) -> None:
+        """Remember the settings until the next boot, readable by root only.
+
+        If the agent dies and init starts it again, it must still ask for the same tokens: an agent without
+        tokens would be open to everybody.
+        """
+        path = self._root / _KEPT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(_KEPT, json.dumps({"bootId": _boot_id(), "settings": settings}), 0o600)
+
+    def recall(self) -> dict[str, Any]:
+        """What :meth:`keep` was last given during this boot; empty when there is nothing."""
+        try:
+            kept = json.loads((self._root / _KEPT).read_text())
+            settings = kept["settings"] if kept["bootId"] == _boot_id() else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.error("the kept settings cannot be read: %s", type(error).__name__)
+            return {}
+        return settings if isinstance(settings, dict) else {}
+
     def now_ns(self) -> int:
         """Wall clock, Unix nanoseconds."""
         return time.clock_gettime_ns(time.CLOCK_REALTIME)
@@ -79,13 +106,14 @@ class Machine:
     def _set_kernel_hostname(self, name: str) -> None:
         socket.sethostname(name)
 
-    def _write(self, relative: str, content: str) -> None:
+    def _write(self, relative: str, content: str, mode: int = 0o644) -> None:
         """Replace a file at once: a reader sees the old or the new one."""
         path = self._root / relative
         temporary = path.with_name(path.name + ".greenroom")
         try:
-            with temporary.open("w") as file:
-                os.fchmod(file.fileno(), 0o644)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(file.fileno(), mode)
                 file.write(content)
             temporary.replace(path)
         finally:
@@ -96,8 +124,9 @@ class Machine:
 class RecordingMachine(Machine):
     """For tests only: changes nothing, appends what it was told to ``<directory>/identity.jsonl``.
 
-    A file ``<directory>/fail`` naming a step ("entropy", "clock", "machineId", "hostname") makes that step
-    raise OSError. The clock is the real one plus an offset of its own.
+    A file ``<directory>/fail`` naming a step ("entropy", "clock", "machineId", "hostname", "settings")
+    makes that step raise OSError. Settings are kept below the directory instead of the root. The clock is
+    the real one plus an offset of its own.
     """
 
     def __init__(self, directory: str) -> None:
@@ -115,6 +144,10 @@ class RecordingMachine(Machine):
     def set_hostname(self, name: str) -> None:
         self._record("hostname", name)
 
+    def keep(self, settings: dict[str, Any]) -> None:
+        self._fail_if_told("settings")
+        super().keep(settings)
+
     def now_ns(self) -> int:
         return super().now_ns() + self._offset_ns
 
@@ -123,8 +156,16 @@ class RecordingMachine(Machine):
         self._offset_ns = now_ns - super().now_ns()
 
     def _record(self, step: str, value: Any) -> None:
+        self._fail_if_told(step)
+        with (self._directory / "identity.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "value": value}) + "\n")
+
+    def _fail_if_told(self, step: str) -> None:
         with suppress(FileNotFoundError):
             if (self._directory / "fail").read_text().strip() == step:
                 raise OSError(f"told to fail at {step}")
-        with (self._directory / "identity.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, "value": value}) + "\n")
+
+
+def _boot_id() -> str:
+    """Differs after every boot, stays through snapshots of memory (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
