@@ -337,8 +337,33 @@ async def test_guest_reset_arrives_as_reset() -> None:
         guest_listening(directory.add(), 8000, guest),
         await Raw.connect(address) as raw,
     ):
-        await raw.send(head())
+        await raw.send(head(fields="content-length: 1\r\n"))
         await raw.receive_until(b"200 OK")
         await raw.send(b"x")
         with pytest.raises(ConnectionResetError):
             await raw.receive()
+
+
+@on_both_loops
+async def test_bytes_beyond_the_request_never_reach_the_guest() -> None:
+    """A second request behind the first one is nobody's: neither at once nor later."""
+    smuggled = b"POST /init HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
+    got = asyncio.get_running_loop().create_future()
+
+    async def guest(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        got.set_result(await reader.read(-1))
+
+    for fields in ("", "content-length: 3\r\n", "connection: upgrade\r\nupgrade: websocket\r\n"):
+        body = b"abc" if "length" in fields else b""
+        got = asyncio.get_running_loop().create_future()
+        async with (
+            relaying() as (_relay, address, directory),
+            guest_listening(directory.add(), 49983, guest),
+            await Raw.connect(address) as raw,
+        ):
+            await raw.send(head(port=49983, fields=fields) + body + smuggled)
+            await raw.send(smuggled)
+            raw.end()
+            received = await got
+            assert received.endswith(b"Connection: close\r\n\r\n" + body)
+            assert b"/init" not in received

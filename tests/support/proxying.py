@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from aiohttp import web
 from tests.support.guests import FakeDirectory, relaying
 
 from greenroom.config import Config, NodesConfig, ProxyConfig, RoleSpec, VmConfig
+from greenroom.node.relay import Relay
 from greenroom.wire import credentials
 from greenroom.wire.messages import NodeInfo, NodeList, NodeStatus
 
@@ -51,6 +53,9 @@ class StubMaster:
         self.nodes: dict[str, NodeInfo] = {}
         self.stop: Callable[[], Awaitable[None]]
         self._addresses: dict[str, tuple[str, int]] = {}
+        self.hold = asyncio.Event()
+        """Cleared, nobody gets an answer."""
+        self.hold.set()
         self._revision = 1
         self._changed = asyncio.Event()
 
@@ -71,6 +76,7 @@ class StubMaster:
 
     async def list_nodes(self, request: web.Request) -> web.Response:
         self.questions += 1
+        await self.hold.wait()
         if request.headers.get("Authorization") != f"Bearer {self._token}":
             return web.Response(status=401)
         if request.query.get("after") == str(self._revision):
@@ -136,12 +142,20 @@ class ProxyProcess:
     def address(self) -> tuple[str, int]:
         return self.host, self.port
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}/"
+
+    async def wait(self) -> int:
+        """Wait for the controller's end by itself; returns its exit status."""
+        async with asyncio.timeout(DEADLINE):
+            return await self.process.wait()
+
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Signal the controller and wait for its end; returns its exit status."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        async with asyncio.timeout(DEADLINE):
-            return await self.process.wait()
+        return await self.wait()
 
     def envoys(self) -> list[int]:
         """Pids of the Envoys that run in this proxy's directory."""
@@ -167,6 +181,13 @@ class Stage:
     def __init__(self, state: Path, token: str, master: StubMaster, apis: list[StubApi]) -> None:
         self.state, self.token, self.master, self.apis = state, token, master, apis
         self.proxies: list[ProxyProcess] = []
+        self.relays: dict[str, Relay] = {}
+        self._ready = -1
+
+    def _forget_pipe(self) -> None:
+        if self._ready >= 0:
+            os.close(self._ready)
+            self._ready = -1
 
     def spec(self, **proxy: Any) -> RoleSpec:
         settings = {"port": 0, "drain": 3.0, **proxy}
@@ -187,6 +208,7 @@ class Stage:
         path = self.state / "spec.json"
         path.write_bytes(msgspec.json.encode(spec))
         log = self.state / f"proxy-{len(self.proxies)}.log"
+        self._forget_pipe()
         self._ready, write_end = os.pipe()
         try:
             with log.open("wb") as stream:
@@ -202,11 +224,16 @@ class Stage:
         self.proxies.append(proxy)
         return proxy
 
+    def is_ready(self) -> bool:
+        """True if the process launched last wrote (or closed) its ready pipe."""
+        return bool(select.select([self._ready], [], [], 0)[0])
+
     async def ready(self, proxy: ProxyProcess) -> ProxyProcess:
         """Wait for the ready message of the process launched last."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         stream = os.fdopen(self._ready, "rb")
+        self._ready = -1
         transport, _protocol = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), stream
         )
@@ -229,7 +256,8 @@ class Stage:
     @contextlib.asynccontextmanager
     async def node(self, code: str, config: NodesConfig | None = None) -> AsyncIterator[FakeDirectory]:
         """A node with a real relay, known to the master for the length of the block."""
-        async with relaying(config, self.token) as (_relay, address, directory):
+        async with relaying(config, self.token) as (relay, address, directory):
+            self.relays[code] = relay
             self.master.set(code, address)
             try:
                 yield directory
@@ -257,9 +285,10 @@ async def staged(state: Path, apis: int = 1) -> AsyncIterator[Stage]:
         try:
             yield stage
         finally:
+            stage._forget_pipe()
             for proxy in stage.proxies:
                 await proxy.end(signal.SIGTERM)
-                assert not proxy.envoys()
+            assert not [pid for proxy in stage.proxies for pid in proxy.envoys()]
 
 
 def sandbox_on(code: str) -> str:

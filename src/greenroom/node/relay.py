@@ -321,13 +321,17 @@ class _Connection:
             return
         self.sandbox_id = decision.sandbox_id
         self.state = _State.CONNECTING
-        first = decision.head + bytes(self._unread[size:])
+        rest = bytes(self._unread[size:][: decision.body])
+        first = decision.head + rest
+        more = None if decision.body is None else decision.body - len(rest)
         self._unread = bytearray()
         self.task = tasks.spawn(
-            self._connect(target, decision, first, with_body), f"relay-connect-{decision.sandbox_id}"
+            self._connect(target, decision, first, more, with_body), f"relay-connect-{decision.sandbox_id}"
         )
 
-    async def _connect(self, target: Target, decision: heads.Forward, first: bytes, with_body: bool) -> None:
+    async def _connect(
+        self, target: Target, decision: heads.Forward, first: bytes, more: int | None, with_body: bool
+    ) -> None:
         sandbox_id, port = decision.sandbox_id, decision.port
         outcome: socket.socket | heads.Refusal
         try:
@@ -359,7 +363,9 @@ class _Connection:
             outcome.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.state = _State.SPLICED
         relay = self._relay
-        self.splice = Splice(relay.loop, self._sock, outcome, first, relay.scratch, self._on_splice_ended)
+        self.splice = Splice(
+            relay.loop, self._sock, outcome, first, relay.scratch, self._on_splice_ended, more=more
+        )
         self.splice.start()
 
     def _on_splice_ended(self) -> None:

@@ -8,7 +8,7 @@ Why one request is one connection. The proxy opens a connection per request (`ma
 and writes one well-formed request on it; whatever its client sends beyond that request stays in the proxy,
 which has its own idea of where a request ends and frames it anew. The head that leaves here says
 `Connection: close`, so an honest server answers once and closes, and does not read further bytes as a second
-request. Two holes remain, and are shut here:
+request; and no more bytes than the announced body are let through. Two holes remain, and are shut here:
 
 * *Upgrade.* Envoy passes bytes behind an upgrade request on raw, before the server has agreed. A server
   that declines and keeps the connection would parse them as a request that nobody checked. The guest agent
@@ -65,11 +65,15 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """Send `head` to `port` of the sandbox and splice what follows."""
+    """Send `head` to `port` of the sandbox and splice what follows, in the client's direction `body` bytes.
+
+    `body` is None when that is not known: a chunked body, or a protocol after an upgrade.
+    """
 
     sandbox_id: str
     port: int
     head: bytes
+    body: int | None
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -175,7 +179,15 @@ def decide(head: Head, token_ok: Callable[[str], bool]) -> Forward | Refusal:
     port = int(port_text)
     if port == AGENT_PORT and is_internal(head.target):
         return refuse(404, "no such path")
-    return Forward(sandbox_id, port, _rewritten(head, upgrade=port != AGENT_PORT and _is_upgrade(head)))
+    upgrade = port != AGENT_PORT and _is_upgrade(head)
+    return Forward(sandbox_id, port, _rewritten(head, upgrade=upgrade), None if upgrade else _body_size(head))
+
+
+def _body_size(head: Head) -> int | None:
+    """Bytes of the body, or None if it is chunked."""
+    if head.values(b"transfer-encoding"):
+        return None
+    return sum(map(int, head.values(b"content-length")))
 
 
 def is_internal(target: bytes) -> bool:

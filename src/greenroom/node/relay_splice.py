@@ -34,8 +34,9 @@ def reset(sock: socket.socket) -> None:
 class Splice:
     """Joins `client` and `guest` from `start` until both directions have ended or one side broke.
 
-    `first` is sent to the guest before anything that is read. `ended` is called once, with both sockets
-    closed. `scratch` is a buffer of CHUNK bytes that all splices of one event loop may share.
+    `first` is sent to the guest before anything that is read. Of what the client sends, `more` bytes are passed
+    on (None: all) and the rest is thrown away. `ended` is called once, with both sockets closed. `scratch` is a
+    buffer of CHUNK bytes that all splices of one event loop may share.
     """
 
     __slots__ = ("_closed", "_down", "_ended", "_loop", "_up", "client", "guest", "touched")
@@ -48,6 +49,8 @@ class Splice:
         first: bytes,
         scratch: memoryview,
         ended: Callable[[], None],
+        *,
+        more: int | None = None,
     ) -> None:
         self._loop = loop
         self.client = client
@@ -58,6 +61,7 @@ class Splice:
         self._up = _Direction(self, loop, client, guest, scratch)
         self._down = _Direction(self, loop, guest, client, scratch)
         self._up.pending = memoryview(first)
+        self._up.more = more
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"up={self._up.state} down={self._down.state}"
@@ -125,6 +129,7 @@ class _Direction:
         "_waiting",
         "broken",
         "finished",
+        "more",
         "moved",
         "pending",
     )
@@ -145,6 +150,7 @@ class _Direction:
         self.pending = memoryview(b"")
         self._waiting = False
         self.finished = self.broken = False
+        self.more: int | None = None
         self.moved = 0
 
     @property
@@ -181,6 +187,11 @@ class _Direction:
             if size == 0:
                 self._finish()
                 return
+            if self.more is not None:
+                size = min(size, self.more)
+                self.more -= size
+                if size == 0:
+                    continue
             chunk = self._scratch[:size]
             sent = self._send(chunk)
             if sent is None:

@@ -128,6 +128,8 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
         "stream_idle_timeout": idle,
         "request_headers_timeout": REQUEST_HEADERS_TIMEOUT,
         "request_timeout": "0s",
+        # From telling a client to go until its idle connection is closed; the default is longer than our drain.
+        "drain_timeout": "0.5s",
         # For all routes, since Envoy decides before the filter has found the route.
         "upgrade_configs": [{"upgrade_type": "websocket"}],
         "local_reply_config": local_replies(),
