@@ -199,7 +199,7 @@ def test_down_cleans_up_after_a_killed_supervisor(home: Home) -> None:
     os.kill(supervisor.pid, signal.SIGKILL)
     assert supervisor.wait_gone(DEADLINE)
     done = json.loads(home.ok("down", "--json"))
-    assert done["was_running"] is False
+    assert (done["was_running"], done["crashed"]) == (False, True)
     assert [swept["node"] for swept in done["swept"]] == ["node-0"]
     assert home.marked() == []
     assert home.ok("down") == "nothing is running\n"
@@ -236,7 +236,7 @@ def test_down_never_touches_a_process_that_only_has_the_same_pid(home: Home) -> 
         supervisor |= {"process": wrong, "state": "running"}
         (home.state.run / "roles.json").write_text(json.dumps(records), encoding="utf-8")
         (home.state.run / "supervisor.json").write_text(json.dumps(supervisor), encoding="utf-8")
-        assert "nothing is running" in home.ok("down")
+        assert "cleaned up after a supervisor that was killed" in home.ok("down")
         assert stranger.poll() is None
         stranger.kill()
 

@@ -25,7 +25,7 @@ def test_all_is_up(home: Home) -> None:
     assert len(seen.sandboxes) == 2
     assert "top-secret" not in home.ok("status", "--json"), "access tokens stay inside"
     tables = home.ok("status")
-    for text in ("master-0", "node-1", "simulated", "Warm pools", "iabcd" + "0" * 15, "restarts"):
+    for text in ("master-0", "node-1", "standin", "Warm pools", "iabcd" + "0" * 15, "restarts"):
         assert text in tables
     assert "top-secret" not in tables
 

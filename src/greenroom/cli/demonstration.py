@@ -11,6 +11,7 @@ from greenroom.cli.client import Client, SandboxHandle
 from greenroom.cli.frames import Ended, Output
 from greenroom.cli.launch import Down, bring_up, take_down
 from greenroom.cli.leftovers import describe
+from greenroom.cli.observation import observe
 from greenroom.cli.output import EXIT_ERROR, fail
 from greenroom.cli.plans import UpOptions
 from greenroom.cli.records import StateDir
@@ -66,12 +67,22 @@ async def _use(options: UpOptions, clock: _Clock) -> int:
         sandbox = await client.create("base", timeout=300)
         clock.step(f"sandbox {sandbox.sandbox_id} created")
         try:
-            status = await _command(client, sandbox)
-            clock.step(f"command finished with exit status {status}")
+            if await _runs_commands(StateDir(Path(options.state_dir))):
+                status = await _command(client, sandbox)
+                clock.step(f"command finished with exit status {status}")
+            else:
+                status = 0
+                clock.step("no command: the simulated engine has no VM to run it in")
         finally:
             await client.kill(sandbox.sandbox_id)
             clock.step("sandbox killed")
     return status
+
+
+async def _runs_commands(state: StateDir) -> bool:
+    """Whether any node has real sandboxes."""
+    nodes = (await observe(state)).nodes
+    return not nodes or any(node.engine != "simulated" for node in nodes)
 
 
 async def _command(client: Client, sandbox: SandboxHandle) -> int:

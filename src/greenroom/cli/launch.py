@@ -89,6 +89,8 @@ class Down(msgspec.Struct, frozen=True, kw_only=True):
     """What `take_down` did."""
 
     was_running: bool
+    crashed: bool = False
+    """Whether the last supervisor was killed, so that this was a clean-up."""
     ended: list[str] = []
     """Roles that had outlived their supervisor."""
     stuck: list[str] = []
@@ -116,14 +118,18 @@ def take_down(state: StateDir, timeout: float, reporter: Reporter) -> Down:
     try:
         ended, stuck = end_roles(state)
         supervisor = state.supervisor()
+        crashed = supervisor is not None and supervisor.state != "stopped"
         module = supervisor.role_module if supervisor is not None else "greenroom.{role}"
         specs = [] if stuck else state.node_specs()
         if specs:
             reporter.show(Report(kind="step", text=f"sweeping {len(specs)} node(s)"))
         swept = sweep_nodes(specs, module)
+        if supervisor is not None and crashed and not stuck:
+            roles = [msgspec.structs.replace(role, state="gone", process=None) for role in state.roles()]
+            state.save(msgspec.structs.replace(supervisor, state="stopped"), roles)
     finally:
         lock.close()
-    return Down(was_running=running is not None, ended=ended, stuck=stuck, swept=swept)
+    return Down(was_running=running is not None, crashed=crashed, ended=ended, stuck=stuck, swept=swept)
 
 
 def _stop_supervisor(state: StateDir, running: SupervisorRecord, timeout: float, reporter: Reporter) -> None:

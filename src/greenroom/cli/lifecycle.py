@@ -151,7 +151,10 @@ def down(
             print(f"ended {name}, which had outlived its supervisor")
         for swept in result.swept:
             print(describe(swept))
-        print("stopped" if result.was_running else "nothing is running")
+        if result.was_running:
+            print("stopped")
+        else:
+            print("cleaned up after a supervisor that was killed" if result.crashed else "nothing is running")
     if result.stuck:
         fail(f"could not end {', '.join(result.stuck)}\nLook for processes in state D, then run this again")
     elif not result.clean:

@@ -93,7 +93,7 @@ class StateDir:
         try:
             root.mkdir(parents=True, mode=0o700, exist_ok=True)
             found = root.stat()
-            entries = {entry.name for entry in os.scandir(root)}
+            entries = {entry.name for entry in os.scandir(root)} - {"lost+found"}  # a disk of its own
         except OSError as error:
             raise SetupError(f"cannot use the state directory {root}: {error.strerror}") from error
         if found.st_uid != os.geteuid():
