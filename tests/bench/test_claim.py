@@ -37,6 +37,7 @@ class World:
         self.declared = [target]
         self.sandboxes: dict[str, Sandbox] = {}
         self.made = 0
+        self.engine = "qemu"
         self.killed = 0
         self.refuse: dict[int, GreenroomError] = {}
         self.statuses: dict[int, int] = {}
@@ -74,7 +75,7 @@ class World:
         pool = PoolStatus(template="base", size="small", target=target, warm=target, starting=0, waiting=0)
         return NodeStatus(
             name="node-0", code=CODE, api_url="http://node", relay_host="", relay_port=0,
-            engine="simulated", accelerator="none", pools=[pool],
+            engine=self.engine, accelerator="none", pools=[pool],
         )  # fmt: skip
 
     # What a client may call.
@@ -161,7 +162,6 @@ async def test_an_interruption_in_a_create_leaves_nothing() -> None:
 
 async def test_the_pool_is_put_back_by_a_master_that_was_away() -> None:
     world = World()
-    world.statuses = {0: 0}
     plan = ClaimPlan(template="base", count=1, rounds=1)
     original = world.call
 
@@ -179,6 +179,14 @@ async def test_the_pool_is_put_back_by_a_master_that_was_away() -> None:
 async def test_without_a_pool_there_is_nothing_to_measure() -> None:
     world = World(target=0)
     with pytest.raises(SetupError, match="greenroom up --warm"):
+        await world.run(ClaimPlan(template="base", count=1, rounds=1))
+    assert world.made == 0
+
+
+async def test_an_engine_without_vms_is_not_measured() -> None:
+    world = World()
+    world.engine = "simulated"
+    with pytest.raises(SetupError, match="simulated"):
         await world.run(ClaimPlan(template="base", count=1, rounds=1))
     assert world.made == 0
 

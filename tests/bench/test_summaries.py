@@ -88,6 +88,26 @@ def test_a_side_that_is_slower_by_a_factor_has_that_ratio(
     assert all(ratio is None or ratio == pytest.approx(factor) for ratio in found.rounds)
 
 
+@given(rounds, rounds)
+def test_the_overall_ratio_lies_among_those_of_the_rounds(
+    figures: dict[int, list[Sample]], base: dict[int, list[Sample]]
+) -> None:
+    found = compare(figures, base)
+    if found.overall is None:
+        assert found.low is None
+        assert found.high is None
+    else:
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= found.overall <= found.high
+
+
+def test_a_machine_that_slows_down_between_rounds_does_not_move_the_ratio() -> None:
+    figures = {1: [Sample(2.0)], 2: [Sample(20.0)] * 5, 3: [Sample(200.0)]}
+    base = {1: [Sample(1.0)] * 5, 2: [Sample(10.0)], 3: [Sample(100.0)] * 3}
+    assert compare(figures, base).overall == 2.0
+
+
 def test_a_round_that_one_side_lost_has_no_ratio() -> None:
     found = compare({1: [Sample(2.0)], 2: [Sample(None, "gone")]}, {1: [Sample(1.0)], 2: [Sample(1.0)]})
     assert found == Ratio(overall=2.0, rounds=[2.0, None])

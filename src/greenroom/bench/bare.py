@@ -4,7 +4,8 @@ Alike on both sides: QEMU's arguments (its own seccomp filter among them), the s
 device state, a copied overlay and a log for each VM, the QMP library and the way it waits. Left out here: the
 slot's owner record, the cgroup, the namespace (one for all, made ahead, with one tap, which paused guests can
 share because none of them sends), the uid of its own and the chain of tools that changes into all of these.
-So the ratio of the two is what the fence costs.
+So the ratio of the two is what the fence costs. The cgroup is part of it: it gives a VM less weight than the
+host's own work, so on a machine with other things to do the ratio grows by what those take first.
 """
 
 from __future__ import annotations

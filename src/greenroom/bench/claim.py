@@ -296,9 +296,11 @@ async def run(
     """Measure as planned. `client` calls the roles with the operator's credential.
 
     However it ends, the sandboxes made are killed and the pool is declared as before. Raises SetupError when
-    there is no pool to measure, RuntimeFailure when the pool does not come to rest.
+    there is no pool of VMs to measure, RuntimeFailure when the pool does not come to rest.
     """
     pool, nodes = await Pool.find(client, master_url, plan.template)
+    if nodes[0].status.engine == "simulated":
+        raise SetupError("the platform runs on the simulated engine, which has no VMs to measure")
     engine = await engine_of(nodes[0].status)
     conditions = await asyncio.to_thread(gather_conditions, engine, plan.template, pool.spec.size)
     claims = _Claims(platform, pool)
@@ -395,8 +397,7 @@ def tables(report: ClaimReport) -> list[Table]:
     names = [(entry, entry.supply.replace("_", " ")) for entry in report.summaries]
     return [
         Table(
-            f"Claims one after the other, as the client sees them, ms (pool of {report.pool_target}, "
-            f"waiting {report.pool_warm}, on {report.nodes} node{'s' if report.nodes > 1 else ''})",
+            "Claims one after the other, as the client sees them, ms",
             ["step", "supply", *SUMMARY_COLUMNS],
             [
                 [step, supply, *summary_cells(getattr(entry, field))]
@@ -435,6 +436,15 @@ def tables(report: ClaimReport) -> list[Table]:
                 for entry, supply in names
             ],
         ),
+    ]
+
+
+def notes(report: ClaimReport) -> list[str]:
+    """What was asked for, for people."""
+    nodes = "1 node" if report.nodes == 1 else f"{report.nodes} nodes"
+    return [
+        f"pool of {report.pool_target} that wait {report.pool_warm}, on {nodes}; {report.plan.count} claims of "
+        f"each kind in {report.plan.rounds} rounds, from one client on this machine"
     ]
 
 

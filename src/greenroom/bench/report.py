@@ -207,7 +207,7 @@ def ratio_cells(ratio: Ratio) -> list[str]:
     return [cell(ratio.overall), f"{cell(ratio.low)} to {cell(ratio.high)}"]
 
 
-RATIO_COLUMNS = ["ratio", "in the rounds"]
+RATIO_COLUMNS = ["median", "of rounds from"]
 """Headings of `ratio_cells`."""
 
 

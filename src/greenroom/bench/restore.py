@@ -157,7 +157,7 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     starts: list[StartRow]
 
 
-class _Records:
+class Records:
     """The rows as they come."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Records:
         self.starts: list[StartRow] = []
 
 
-class _Contender(Generic[V]):
+class Contender(Generic[V]):
     """One side: how it restores a VM, which process that is, and how it ends it."""
 
     def __init__(
@@ -196,7 +196,7 @@ class _Contender(Generic[V]):
         for vm in alive:
             await self._stop(vm)
 
-    async def batch(self, records: _Records, count: int, parallel: int, number: int, meter: Meter) -> None:
+    async def batch(self, records: Records, count: int, parallel: int, number: int, meter: Meter) -> None:
         """Restore `count` VMs, read their memory, do what comes then, end them all."""
         alive: dict[int, V] = {}
         rows: dict[int, RestoreRow] = {}
@@ -266,7 +266,7 @@ async def _measure(runtime: StagedRuntime, spec: RoleSpec, plan: RestorePlan, me
     engine = await unbroken(runtime.describe(), "probe")
     golden = await unbroken(runtime.snapshot_golden(plan.template, plan.size, progress), "golden")
     conditions = await asyncio.to_thread(gather_conditions, engine, plan.template, plan.size)
-    records = _Records()
+    records = Records()
 
     async def start_some(alive: list[Vm], parallel: int, number: int) -> None:
         for vm in alive[: plan.starts]:
@@ -280,14 +280,14 @@ async def _measure(runtime: StagedRuntime, spec: RoleSpec, plan: RestorePlan, me
         deadline=spec.config.vm.qmp_deadline,
     )
     async with bare:
-        fenced_side = _Contender[Vm](
+        fenced_side = Contender[Vm](
             "greenroom",
             lambda: runtime.restore_staged(golden),
             lambda vm: vm.describe().pid,
             runtime.stop,
             start_some,
         )
-        bare_side = _Contender[BareVm]("bare", bare.restore, lambda vm: vm.pid, bare.stop)
+        bare_side = Contender[BareVm]("bare", bare.restore, lambda vm: vm.pid, bare.stop)
         meter.say("one uncounted VM for each side")
         await fenced_side.warm_up()
         await bare_side.warm_up()
@@ -317,7 +317,7 @@ async def _start(runtime: StagedRuntime, vm: Vm, parallel: int, number: int) -> 
 
 
 def summarise_run(
-    conditions: Conditions, plan: RestorePlan, records: _Records, ram_bytes: int, state_bytes: int
+    conditions: Conditions, plan: RestorePlan, records: Records, ram_bytes: int, state_bytes: int
 ) -> RestoreReport:
     """The report over all rows."""
     return RestoreReport(
@@ -343,7 +343,7 @@ _SIDES: tuple[Side, Side] = ("greenroom", "bare")
 _NOT_SEEN = "the border of this stage was not seen"
 
 
-def _summary(records: _Records, side: Side, parallel: int) -> RestoreSummary:
+def _summary(records: Records, side: Side, parallel: int) -> RestoreSummary:
     rows = [row for row in records.restores if (row.side, row.parallel) == (side, parallel)]
     batches = [row for row in records.batches if (row.side, row.parallel) == (side, parallel)]
     memories = [row.memory for row in rows if row.memory is not None]
@@ -379,7 +379,7 @@ def _rate_sample(row: BatchRow) -> Sample:
     return Sample(rate(row.restored, row.seconds), "the batch took no time")
 
 
-def _fence(records: _Records, parallel: int) -> FenceCost:
+def _fence(records: Records, parallel: int) -> FenceCost:
     def times(side: Side) -> dict[int, list[Sample]]:
         found: dict[int, list[Sample]] = {}
         for row in records.restores:
@@ -443,6 +443,17 @@ def tables(report: RestoreReport) -> list[Table]:
             [*SUMMARY_COLUMNS, "PSS MiB p50"],
             [[*summary_cells(report.answer_ms), cell(report.answered_pss_mib.p50)]],
         ),
+    ]
+
+
+def notes(report: RestoreReport) -> list[str]:
+    """What was asked for, and the golden, for people."""
+    plan = report.plan
+    return [
+        f"{plan.rounds} rounds; in each, for each side, batches of {plan.count} VMs that stay until the last "
+        "is paused",
+        f"golden: {report.golden_ram_bytes >> 20} MiB of RAM shared by all, "
+        f"{report.golden_state_bytes / 1024:.0f} KiB of state loaded by each",
     ]
 
 

@@ -35,10 +35,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """One side's figure over the baseline's: of all rounds together, and in each of them.
+    """One side's median over the baseline's, round by round, and the median of the rounds.
 
-    How far the rounds lie apart is how much a single ratio is worth on this machine. None where a side has no
-    figure.
+    Only what was measured side by side is divided: a machine that grows busier between two rounds moves both
+    sides of each and so no ratio. How far the rounds lie apart is how much a single one is worth here. None
+    where a side has no figure.
     """
 
     overall: float | None
@@ -110,18 +111,13 @@ def divide(figure: float | None, baseline: float | None) -> float | None:
 
 
 def compare(figures: Mapping[int, Sequence[Sample]], baseline: Mapping[int, Sequence[Sample]]) -> Ratio:
-    """The ratio of medians between two sides, whose samples are given by round."""
+    """The ratio between two sides, whose samples are given by round."""
 
     def median(samples: Iterable[Sample]) -> float | None:
         return summarise(samples).p50
 
-    return Ratio(
-        overall=divide(
-            median(sample for samples in figures.values() for sample in samples),
-            median(sample for samples in baseline.values() for sample in samples),
-        ),
-        rounds=[
-            divide(median(figures.get(number, ())), median(baseline.get(number, ())))
-            for number in sorted({*figures, *baseline})
-        ],
-    )
+    rounds = [
+        divide(median(figures.get(number, ())), median(baseline.get(number, ())))
+        for number in sorted({*figures, *baseline})
+    ]
+    return Ratio(overall=median(Sample(ratio) for ratio in rounds), rounds=rounds)

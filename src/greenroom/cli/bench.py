@@ -127,7 +127,7 @@ def restore(
         status, found = _run(lambda: measuring.run(spec, plan, meter))
     if found is None:
         return status
-    return _show(found, measuring.tables(found), measuring.failures(found), json)
+    return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
 
 
 @_bench.command(
@@ -176,7 +176,7 @@ def claim(
         status, found = _on_own_platform(cache_dir_of(context, cache_dir), warm, plan)
     if found is None:
         return status
-    return _show(found, measuring.tables(found), measuring.failures(found), json)
+    return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
 
 
 def _numbers(text: str) -> list[int]:
@@ -465,6 +465,7 @@ def _meter() -> Iterator[Meter]:
 
 def _show(
     report: RestoreReport | ClaimReport,
+    notes: Sequence[str],
     tables: Sequence[Table],
     failures: Sequence[tuple[str, Summary]],
     json: Path | None,
@@ -473,11 +474,13 @@ def _show(
     from greenroom.bench import report as reports
     from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
 
-    for line in reports.conditions_lines(report.conditions):
+    for line in [*reports.conditions_lines(report.conditions), *notes]:
         print(line)
     print()
     for table in tables:
-        print_table(table.title, table.columns, table.rows)
+        # A title of the table's own would be broken at the table's width.
+        print(table.title)
+        print_table("", table.columns, table.rows)
     for line in reports.failure_lines(failures):
         warn(line)
     if json is not None:
