@@ -68,7 +68,7 @@ class Controller:
                 await self._start(admin, leave)
                 keeping = tasks.spawn(self._keep_running(admin, leave), "keep-envoy-running")
                 telling = tasks.spawn(self._tell_ready(admin), "tell-ready")
-                await leave.wait()
+                await self._until(leave, following, keeping)
                 await tasks.stop(following, keeping, telling)
                 await self._drain(admin)
             finally:
@@ -76,6 +76,19 @@ class Controller:
                 if self._envoy is not None:
                     await self._envoy.stop()
                 self._record.unlink(missing_ok=True)
+
+    async def _until(self, leave: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
+        """Wait until it is time to leave. A lasting task that ended is a fault; it is raised, so that the role
+        ends and is started anew instead of serving by what it knew.
+        """
+        leaving = tasks.spawn(leave.wait(), "wait-to-leave")
+        try:
+            await asyncio.wait({leaving, *lasting}, return_when=asyncio.FIRST_COMPLETED)
+            for task in lasting:
+                if task.done():
+                    task.result()
+        finally:
+            await tasks.stop(leaving)
 
     def apply(self, relays: dict[str, resources.Relay]) -> None:
         """Make these the nodes that Envoy knows."""

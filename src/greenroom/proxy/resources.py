@@ -130,6 +130,9 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
         "request_timeout": "0s",
         # From telling a client to go until its idle connection is closed; the default is longer than our drain.
         "drain_timeout": "0.5s",
+        # A client learns of a stream that was cut, a killed sandbox's for one, only after this time (the default
+        # is 1 s). It is there so that an answer to a client that still sends is read before the reset.
+        "delayed_close_timeout": "0.2s",
         # For all routes, since Envoy decides before the filter has found the route.
         "upgrade_configs": [{"upgrade_type": "websocket"}],
         "local_reply_config": local_replies(),
