@@ -223,7 +223,9 @@ def test_the_clock_was_right_at_every_hand_over(sdk: Platform, box: Sandbox) -> 
 
 
 def test_what_env_prints_is_all_a_program_needs(platform: Platform) -> None:
-    program = "from e2b import Sandbox; s = Sandbox.create(timeout=60); print(s.commands.run('echo ok').stdout)"
+    program = (
+        "from e2b import Sandbox; s = Sandbox.create(timeout=60); print(s.commands.run('echo ok').stdout)"
+    )
     shell = f'eval "$({sys.executable} -m greenroom.cli.main --state-dir {platform.state} env)" && exec "$@"'
     done = subprocess.run(
         ["bash", "-c", shell, "bash", sys.executable, "-c", program],

@@ -43,6 +43,9 @@ class Platform:
 
     def up(self, *arguments: str) -> None:
         """Start it on a free port and wait until it is ready."""
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        # The SDK keeps its connections; waiting for them at each end would only make the tests longer.
+        (self.state / "config.toml").write_text("[proxy]\ndrain = 0.5\n", encoding="utf-8")
         self.command("up", "--detach", "--port", "0", *arguments)
 
     def down(self) -> subprocess.CompletedProcess[str]:
@@ -57,9 +60,14 @@ class Platform:
         """`greenroom status --json`, whatever state it is in."""
         return dict(json.loads(self.command("status", "--json", check=False).stdout))
 
-    def pid(self, role: str) -> int:
-        """Process id of a role, for example `node-0`."""
-        return next(int(row["pid"]) for row in self.status()["roles"] if row["name"] == role)
+    def role(self, name: str) -> dict[str, Any]:
+        """A role's row of the status, for example `node-0`'s."""
+        return next(row for row in self.status()["roles"] if row["name"] == name)
+
+    def pid(self, role: str) -> int | None:
+        """Process id of a role; None while it is not running."""
+        found = self.role(role)["pid"]
+        return None if found is None else int(found)
 
     def vm_pids(self) -> set[int]:
         """QEMUs that belong to this platform's nodes, whoever their parent is now."""

@@ -30,11 +30,24 @@ def register(app: typer.Typer) -> None:
 
 
 @_keys.command(
-    epilog=examples("greenroom keys create ci", "greenroom keys create ci > ci.key   # only the secret")
+    epilog=examples(
+        "greenroom keys create ci",
+        "greenroom keys create ci > ci.key       # only the secret",
+        "greenroom keys create alice --owner alice",
+    )
 )
 def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A name for people, to know the key by.")],
+    owner: Annotated[
+        str | None,
+        typer.Option(
+            "--owner",
+            metavar="OWNER",
+            show_default=False,
+            help="Whose sandboxes it sees: keys of one owner share theirs, others' do not exist for it",
+        ),
+    ] = None,
     json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
@@ -44,7 +57,7 @@ def create(
     from greenroom.store.keys import create_api_key
 
     key, secret = _with_store(
-        state_dir_of(context, state_dir), lambda store: create_api_key(store, name, OWNER), make=True
+        state_dir_of(context, state_dir), lambda store: create_api_key(store, name, owner or OWNER), make=True
     )
     if json:
         print_json({"id": key.key_id, "name": key.name, "secret": secret})
@@ -78,6 +91,7 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
     rows = [
         [
             key.key_id,
+            key.owner,
             key.name,
             f"e2b_…{key.hint}",
             _date(key.created_at),
@@ -85,7 +99,7 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
         ]
         for key in found
     ]
-    print_table("API keys", ["id", "name", "secret", "created", "revoked"], rows)
+    print_table("API keys", ["id", "owner", "name", "secret", "created", "revoked"], rows)
 
 
 @_keys.command(epilog=examples("greenroom keys revoke 3f2a91c07b5d"))

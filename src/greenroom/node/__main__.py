@@ -10,7 +10,7 @@ import uvloop
 
 from greenroom.errors import GreenroomError
 from greenroom.node import service
-from greenroom.wire.serving import read_spec, setup_logging
+from greenroom.wire.serving import raise_file_limit, read_spec, setup_logging
 
 
 def main(arguments: list[str]) -> int:
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m greenroom.node [--sweep] SPEC.json", file=sys.stderr)
         return 2
     setup_logging()
+    raise_file_limit()
     try:
         spec = read_spec(arguments[-1])
         if arguments[0] == "--sweep":

@@ -128,7 +128,9 @@ class Keeper:
         """The live sandbox of a claim that is over. Raises SandboxEnded."""
         live = self.lookup(entry.sandbox_id)
         if live is None:
-            raise SandboxEnded("the sandbox made with this idempotency key has ended; use a new key for another")
+            raise SandboxEnded(
+                "the sandbox made with this idempotency key has ended; use a new key for another"
+            )
         return live.sandbox
 
     async def claim(self, request: ClaimRequest) -> Sandbox:

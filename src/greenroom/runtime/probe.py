@@ -6,8 +6,10 @@ verdict is remembered per QEMU version and kernel of the host, because neither c
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import signal
 import subprocess
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import msgspec
 from greenroom.errors import SetupError
 from greenroom.images.commands import find, run
 
+_log = logging.getLogger(__name__)
 BINARY = "qemu-system-x86_64"
 _WORD = b"GREENROOM-PROBE-OK"
 
@@ -86,4 +89,7 @@ def boots_on_kvm(boot_files: Path, deadline: float) -> str | None:
     if _WORD in output:
         return None
     words = errors.decode(errors="replace").strip().splitlines()
-    return f"QEMU ended with status {process.returncode}: {words[-1] if words else 'it said nothing'}"
+    _log.info("the probe boot on KVM said: %s", words[-1] if words else "nothing")
+    if process.returncode < 0:
+        return f"the device opens, but QEMU dies on it ({signal.Signals(-process.returncode).name})"
+    return f"QEMU ended with status {process.returncode} on it"

@@ -93,11 +93,17 @@ class QemuVm:
         Raises RuntimeFailure after everything that was made has been removed again.
         """
         vm = cls(fence, fence.slots.take(), qmp_deadline)
+        launching = spawn(
+            asyncio.to_thread(vm._launch, machine, overlay_template, command, ram, backing, state),
+            f"launch {vm.name}",
+        )
         try:
-            await asyncio.to_thread(vm._launch, machine, overlay_template, command, ram, backing, state)
+            await asyncio.shield(launching)
             vm._watch()
             await vm._connect_qmp()
         except BaseException as error:
+            # The thread cannot be interrupted: what it still makes must exist before it can be removed.
+            await asyncio.wait({launching})
             await asyncio.shield(vm.destroy())
             if isinstance(error, GreenroomError | asyncio.CancelledError):
                 raise

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -166,6 +167,12 @@ def tell_ready(ready: Ready) -> None:
     if (number := os.environ.pop("GREENROOM_READY_FD", None)) is not None:
         with os.fdopen(int(number), "wb") as pipe:
             pipe.write(msgspec.json.encode(ready) + b"\n")
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as the machine lets it: a relayed connection takes two, a VM four."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def read_spec(path: str) -> RoleSpec:

@@ -1,0 +1,108 @@
+"""Up and down, and deaths in between: afterwards nothing of the platform is on the host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from e2b import Sandbox
+from e2b.exceptions import SandboxException
+from tests.support.platform import Platform
+
+from greenroom.runtime.cgroups import Cgroups
+
+pytestmark = [pytest.mark.vm, pytest.mark.fault]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    """A platform of the test's own; whatever the test does to it, it is down at the end and nothing is left."""
+    if os.geteuid() != 0:
+        pytest.skip("microVMs need root: namespaces, uids and cgroups")
+    platform = Platform(tmp_path / "state")
+    platform.up("--warm", "2")
+    for name in [name for name in os.environ if name.startswith("E2B_")]:
+        monkeypatch.delenv(name)
+    for name, value in platform.env().items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield platform
+    finally:
+        platform.down()
+    assert platform.leftovers() == {}
+
+
+def until(condition, deadline: float = 60.0) -> None:
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass in time"
+
+
+def test_down_takes_running_and_warm_sandboxes_with_it(fresh: Platform) -> None:
+    boxes = [Sandbox.create(timeout=300) for _ in range(3)]
+    until(lambda: len(fresh.vm_pids()) >= 5)
+    pids = fresh.vm_pids()
+    assert len(fresh.leftovers()["namespaces"]) == len(pids) == len(fresh.leftovers()["overlays"])
+    fresh.down()
+    assert fresh.leftovers() == {}
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(
+        (mount / "greenroom").exists() for mount in Cgroups.detect().directories("") if not others()
+    )
+    assert len(boxes) == 3
+
+
+def others() -> list[str]:
+    """Tags of other Greenrooms on this machine, which keep the shared parent cgroup alive."""
+    return Cgroups.detect().children("greenroom")
+
+
+def test_down_twice_and_down_of_nothing_are_fine(fresh: Platform, tmp_path: Path) -> None:
+    fresh.down()
+    assert fresh.down().returncode == 0
+    assert Platform(tmp_path / "never-was").down().returncode == 0
+
+
+def test_a_killed_node_comes_back_swept_and_serves_again(fresh: Platform) -> None:
+    box = Sandbox.create(timeout=300)
+    old = fresh.vm_pids()
+    killed = fresh.pid("node-0")
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: fresh.pid("node-0") not in (killed, None) and fresh.status()["state"] == "up")
+    with Sandbox.create(timeout=60) as another:
+        assert another.commands.run("echo again").stdout == "again\n"
+    assert not old & fresh.vm_pids()
+    assert not box.is_running()
+    with pytest.raises(SandboxException):
+        box.commands.run("true")
+
+
+ALL = ["supervisor", "node-0", "proxy-0", "api-0", "master-0"]
+
+
+@pytest.mark.parametrize("victims", [["supervisor"], ["node-0"], ALL], ids=["supervisor", "node", "everyone"])
+def test_whoever_is_killed_down_leaves_nothing(fresh: Platform, victims: list[str]) -> None:
+    Sandbox.create(timeout=300)
+    status = fresh.status()
+    pids = {row["name"]: row["pid"] for row in status["roles"]} | {"supervisor": status["pid"]}
+    for victim in victims:
+        os.kill(pids[victim], signal.SIGKILL)
+    fresh.down()
+    assert fresh.leftovers() == {}
+
+
+def test_a_second_platform_on_the_machine_is_left_alone(fresh: Platform, tmp_path: Path) -> None:
+    second = Platform(tmp_path / "second")
+    second.up("--warm", "1")
+    try:
+        box = Sandbox.create(timeout=300)
+        second.down()
+        assert second.leftovers() == {}
+        assert box.commands.run("echo still here").stdout == "still here\n"
+    finally:
+        second.down()
