@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+
 from tests.support.cluster import Cluster, cluster, http
 from tests.support.fake_node import FakeNode
 from tests.support.role_process import RoleProcess

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.cluster import Cluster, cluster, http
 
 from greenroom.wire.messages import NodeList
+from tests.support.cluster import Cluster, cluster, http
 
 DEADLINE = 20.0
 

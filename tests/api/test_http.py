@@ -9,11 +9,11 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
-from tests.support.cluster import http
 
 from greenroom.errors import NodeUnavailable, PoolDry, RuntimeFailure
 from greenroom.store.keys import revoke_api_key
 from greenroom.wire.ids import new_sandbox_id
+from tests.support.cluster import http
 
 BODY = {"templateID": "base"}
 

@@ -15,10 +15,10 @@ from e2b.exceptions import (
     SandboxNotFoundException,
     ServiceBusyException,
 )
-from tests.support.fake_node import FakeNode
-from tests.support.role_process import RoleProcess
 
 from greenroom.errors import PoolDry
+from tests.support.fake_node import FakeNode
+from tests.support.role_process import RoleProcess
 
 pytestmark = pytest.mark.compat
 

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.bench.results import SIZE, Quiet
 
 from greenroom.bench import claim
 from greenroom.bench.claim import ClaimPlan, ClaimReport
@@ -24,6 +23,7 @@ from greenroom.wire.messages import (
     SandboxList,
 )
 from greenroom.wire.tasks import spawn
+from tests.bench.results import SIZE, Quiet
 
 CODE = new_node_code()
 IDS = [new_sandbox_id(CODE) for _ in range(20)]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.bench.results import conditions
 
 from greenroom.bench import report as reports
 from greenroom.bench.report import Conditions
 from greenroom.bench.summaries import Sample, summarise
 from greenroom.errors import SetupError
+from tests.bench.results import conditions
 
 
 def test_conditions_say_where_and_when() -> None:

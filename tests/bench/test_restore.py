@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.bench.results import SIZE, Quiet, conditions
 
 from greenroom.bench import restore
 from greenroom.bench.restore import Contender, Records, RestorePlan, RestoreReport, Side, StartRow
 from greenroom.bench.stages import Stages, memory_of
 from greenroom.errors import RuntimeFailure, SetupError
+from tests.bench.results import SIZE, Quiet, conditions
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 
 import pytest
+
 from tests.guest.harness import IS_ROOT, ME, Agent, alive, b64, collect, envelope, eventually, shell
 
 NOBODY = pwd.getpwnam("nobody")

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.guest.harness import ME, Agent, b64, envelope, running_agent, shell
 
 import greenroom.guest
 from greenroom.guest.app import App
@@ -18,6 +17,7 @@ from greenroom.guest.processes import ProcessTable
 from greenroom.guest.server import Server
 from greenroom.guest.settings import Settings
 from greenroom.guest.workers import Workers
+from tests.guest.harness import ME, Agent, b64, envelope, running_agent, shell
 
 PACKAGE = Path(greenroom.guest.__file__).parent
 

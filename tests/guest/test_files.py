@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.guest.harness import IS_ROOT, ME, Agent, Answer
 
 from greenroom.guest.downloads import parse_range, wants_gzip
 from greenroom.guest.errors import AgentError
+from tests.guest.harness import IS_ROOT, ME, Agent, Answer
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.guest.harness import IS_ROOT, ME, Agent, basic
 
 from greenroom.guest.entries import timestamp
 from greenroom.guest.errors import AgentError
 from greenroom.guest.paths import resolve
 from greenroom.guest.users import User, UserDirectory, requested_name
+from tests.guest.harness import IS_ROOT, ME, Agent, basic
 
 
 def entry(agent: Agent, path: Path | str) -> dict[str, Any]:

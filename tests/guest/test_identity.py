@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guest.harness import ME, Agent, Answer, b64, running_agent, shell
 
 from greenroom.guest.machine import Machine
+from tests.guest.harness import ME, Agent, Answer, b64, running_agent, shell
 
 CONTROL = {"X-Greenroom-Control": "control-token"}
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.cluster import Cluster, cluster
-from tests.support.fake_node import FakeNode
 
 from greenroom.wire.messages import ClaimRequest, Sandbox, Size
+from tests.support.cluster import Cluster, cluster
+from tests.support.fake_node import FakeNode
 
 
 @pytest.fixture

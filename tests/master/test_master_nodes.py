@@ -11,13 +11,13 @@ import time
 import httpx
 import msgspec
 import pytest
-from tests.support.cluster import QUICK
-from tests.support.role_process import RoleProcess
 
 from greenroom.config import PoolsConfig
 from greenroom.errors import BadRequest, Forbidden, KeyConflict, NodeUnavailable, NotFound, UnknownTemplate
 from greenroom.store.sqlite import SCHEMA
 from greenroom.wire.messages import MasterStatus, NodeList, PoolSpec, Registered, Size, Template
+from tests.support.cluster import QUICK
+from tests.support.role_process import RoleProcess
 
 SMALL = Size("small", 1, 512, 4096)
 

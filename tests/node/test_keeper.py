@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.waiting import until
 
 from greenroom.config import Config
 from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, SandboxEnded, UnknownSandbox
@@ -19,6 +18,7 @@ from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.ids import node_code_of
 from greenroom.wire.messages import ClaimRequest, TimeoutRequest
 from greenroom.wire.tasks import spawn
+from tests.support.waiting import until
 
 Ask = Callable[..., ClaimRequest]
 

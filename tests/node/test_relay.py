@@ -7,6 +7,10 @@ import json
 import socket
 
 import pytest
+
+from greenroom.config import NodesConfig
+from greenroom.errors import SetupError
+from greenroom.node import relay as relay_module
 from tests.support.guests import (
     SANDBOX,
     Raw,
@@ -18,10 +22,6 @@ from tests.support.guests import (
     reset_on_close,
 )
 from tests.support.loops import eventually, on_both_loops
-
-from greenroom.config import NodesConfig
-from greenroom.errors import SetupError
-from greenroom.node import relay as relay_module
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 OTHER = "iabcd" + "1" * 15

@@ -8,10 +8,10 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.guests import Raw
-from tests.support.loops import eventually, on_both_loops
 
 from greenroom.node.relay_splice import CHUNK, Splice
+from tests.support.guests import Raw
+from tests.support.loops import eventually, on_both_loops
 
 
 async def tcp_pair() -> tuple[socket.socket, Raw]:

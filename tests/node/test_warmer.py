@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.waiting import until
 
 from greenroom.errors import NodeUnavailable, PoolDry
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.messages import PoolSpec, PoolStatus, Size
 from greenroom.wire.tasks import spawn
+from tests.support.waiting import until
 
 SMALL = Size("small", 1, 512, 4096)
 

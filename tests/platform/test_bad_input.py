@@ -7,6 +7,7 @@ import socket
 
 import httpx
 import pytest
+
 from tests.support.platform import Platform
 
 pytestmark = pytest.mark.vm

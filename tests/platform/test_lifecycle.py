@@ -12,9 +12,9 @@ import psutil
 import pytest
 from e2b import Sandbox
 from e2b.exceptions import SandboxException
-from tests.support.platform import Platform
 
 from greenroom.runtime.cgroups import Cgroups
+from tests.support.platform import Platform
 
 pytestmark = [pytest.mark.vm, pytest.mark.fault]
 

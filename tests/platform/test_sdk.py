@@ -22,6 +22,7 @@ from e2b import (
     TimeoutException,
 )
 from e2b.exceptions import AuthenticationException, SandboxException
+
 from tests.support.platform import Platform
 
 pytestmark = [pytest.mark.vm, pytest.mark.compat]

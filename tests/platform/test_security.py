@@ -14,6 +14,7 @@ import psutil
 import pytest
 from e2b import Sandbox
 from e2b.exceptions import AuthenticationException
+
 from tests.support.platform import Platform
 
 pytestmark = pytest.mark.vm

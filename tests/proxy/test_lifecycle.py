@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import psutil
 import pytest
+
 from tests.support.guests import Raw, guest_listening, read_head
 from tests.support.loops import eventually
 from tests.support.proxying import ProxyProcess, sandbox_on, staged

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.proxying import node_info
 
 from greenroom.proxy.nodes import DOUBT, Membership
 from greenroom.proxy.resources import Relay
 from greenroom.wire.messages import NodeList
+from tests.support.proxying import node_info
 
 
 def told(*codes: str, port: int = 1000) -> NodeList:

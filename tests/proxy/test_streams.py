@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import httpx
 import pytest
+
 from tests.support.guests import Raw, guest_listening, read_head
 from tests.support.proxying import Stage, sandbox_on, staged
 

@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.conftest import spec_in
-from tests.support.shell import sh
 
 from greenroom.errors import RuntimeFailure
 from greenroom.runtime import golden as goldens
@@ -24,6 +22,8 @@ from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.engine import Golden, Identity, Vm
 from greenroom.runtime.qemu import QemuRuntime
 from greenroom.runtime.vm import QemuVm
+from tests.runtime.conftest import spec_in
+from tests.support.shell import sh
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
 

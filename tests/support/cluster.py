@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from tests.support.fake_node import FakeNode
-from tests.support.role_process import RoleProcess
 
 from greenroom.config import ApiConfig, ClaimsConfig, Config, NodesConfig, PoolsConfig, RoleSpec
 from greenroom.store.keys import create_api_key
@@ -19,6 +17,8 @@ from greenroom.store.records import ApiKey
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire import credentials
 from greenroom.wire.calling import RoleClient
+from tests.support.fake_node import FakeNode
+from tests.support.role_process import RoleProcess
 
 T = TypeVar("T")
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from tests.support.guests import FakeDirectory, relaying
 
 from greenroom.config import Config, NodesConfig, ProxyConfig, RoleSpec, VmConfig
 from greenroom.node.relay import Relay
 from greenroom.wire import credentials
 from greenroom.wire.messages import NodeInfo, NodeList, NodeStatus
+from tests.support.guests import FakeDirectory, relaying
 
 DEADLINE = 20.0
 """Seconds for a process to get ready or to end."""

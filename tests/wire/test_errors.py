@@ -9,7 +9,13 @@ from greenroom.errors import GreenroomError, InternalError, PermanentError, Pool
 
 
 def every(root: type[GreenroomError]) -> list[type[GreenroomError]]:
-    return [cls for sub in root.__subclasses__() for cls in (sub, *every(sub))]
+    """All errors of the first floor; those of a single package never travel between roles."""
+    return [
+        cls
+        for sub in root.__subclasses__()
+        if sub.__module__ == errors.__name__
+        for cls in (sub, *every(sub))
+    ]
 
 
 @pytest.mark.parametrize(

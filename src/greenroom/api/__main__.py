@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import sys
 
-import uvloop
-
 from greenroom.api.e2b.keys import Authenticator
 from greenroom.api.e2b.resources import application
 from greenroom.api.e2b.routes import Dialect
 from greenroom.api.nodes import Fleet
+from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire.calling import role_client
 from greenroom.wire.credentials import own_token
-from greenroom.wire.serving import read_spec, run_role, setup_logging
+from greenroom.wire.process import run_process
+from greenroom.wire.serving import run_role
 from greenroom.wire.tasks import spawn, stop
 
 
-async def main(spec_path: str) -> None:
-    """Run the api that the spec file describes. Raises SetupError when it cannot start."""
-    spec = read_spec(spec_path)
+async def main(spec: RoleSpec) -> None:
+    """Run the api that the spec describes. Raises SetupError when it cannot start."""
     if not spec.master_urls:
         raise SetupError("an api needs the URL of at least one master")
     token = own_token(spec.secrets, "api")
@@ -42,9 +41,4 @@ async def main(spec_path: str) -> None:
 
 
 if __name__ == "__main__":
-    setup_logging()
-    try:
-        uvloop.run(main(sys.argv[1]))
-    except SetupError as error:
-        print(f"greenroom api: {error.message}", file=sys.stderr)
-        sys.exit(78)
+    sys.exit(run_process("api", main, sys.argv[1:]))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 
-import uvloop
-
-from greenroom.errors import SetupError
+from greenroom.config import RoleSpec
 from greenroom.master.routes import Master
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire.calling import role_client
 from greenroom.wire.credentials import Verifier, own_token
-from greenroom.wire.serving import application, read_spec, run_role, setup_logging
+from greenroom.wire.process import run_process
+from greenroom.wire.serving import application, run_role
 
 
-async def main(spec_path: str) -> None:
-    """Run the master that the spec file describes. Raises SetupError when it cannot start."""
-    spec = read_spec(spec_path)
+async def main(spec: RoleSpec) -> None:
+    """Run the master that the spec describes. Raises SetupError when it cannot start."""
     verifier = Verifier.load(spec.secrets)
     token = own_token(spec.secrets, "master")
     store = await SqliteStore.open(spec.store)
@@ -32,9 +30,4 @@ async def main(spec_path: str) -> None:
 
 
 if __name__ == "__main__":
-    setup_logging()
-    try:
-        uvloop.run(main(sys.argv[1]))
-    except SetupError as error:
-        print(f"greenroom master: {error.message}", file=sys.stderr)
-        sys.exit(78)
+    sys.exit(run_process("master", main, sys.argv[1:]))

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import msgspec
-import uvloop
 
-from greenroom.errors import GreenroomError
+from greenroom.config import RoleSpec
 from greenroom.node import service
-from greenroom.wire.serving import raise_file_limit, read_spec, setup_logging
+from greenroom.wire.process import run_process
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0 at a normal end, 78 (EX_CONFIG) when the machine or the settings lack something."""
-    if not arguments or arguments[:-1] not in ([], ["--sweep"]):
-        print("usage: python -m greenroom.node [--sweep] SPEC.json", file=sys.stderr)
-        return 2
-    setup_logging()
-    raise_file_limit()
-    try:
-        spec = read_spec(arguments[-1])
-        if arguments[0] == "--sweep":
-            counts = uvloop.run(service.sweep(spec))
-            print(msgspec.json.encode(counts).decode())
-            return 1 if any(counts["left"].values()) else 0
-        uvloop.run(service.run(spec))
-    except asyncio.CancelledError:
-        return 0
-    except GreenroomError as error:
-        print(f"greenroom node: {error.message}", file=sys.stderr)
-        return 78
-    return 0
+    """Exit status 0 at a normal end, 78 when the machine lacks something, 1 when a sweep left something."""
+    if arguments[:1] != ["--sweep"]:
+        return run_process("node", service.run, arguments)
+    left = 0
+
+    async def sweep(spec: RoleSpec) -> None:
+        nonlocal left
+        counts = await service.sweep(spec)
+        left = sum(counts["left"].values())
+        print(msgspec.json.encode(counts).decode())
+
+    return run_process("node", sweep, arguments[1:]) or int(left > 0)
 
 
 if __name__ == "__main__":
