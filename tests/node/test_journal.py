@@ -10,7 +10,7 @@ import pytest
 from greenroom.errors import SetupError
 from greenroom.node.journal import Journal, digest_of
 from greenroom.wire.ids import is_sandbox_id, new_sandbox_id
-from greenroom.wire.messages import ClaimRequest, Sandbox, Size
+from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, Size
 
 SMALL = Size("small", 1, 512, 4096)
 
@@ -96,16 +96,28 @@ def test_an_aborted_key_may_be_used_again(path: Path) -> None:
     journal.close()
 
 
-def test_a_restart_that_lost_its_vms_ends_what_was_open(path: Path) -> None:
+def test_after_a_restart_it_tells_what_was_running_and_forgets_what_was_not_answered(path: Path) -> None:
     journal = Journal(path)
     journal.begin("pending", "d", "i1", 1.0)
     journal.begin("running", "d", "i2", 1.0)
+    journal.assign("running", "vm-2")
     journal.save("running", sandbox("i2"), 2.0)
-    assert journal.end_all("restart", 3.0) == 1
-    assert journal.find("pending") is None
-    entry = journal.find("running")
-    assert entry is not None
-    assert entry.state == "ended"
+    journal.close()
+    again = Journal(path)
+    assert again.abort_pending() == 1
+    assert again.find("pending") is None
+    assert [(entry.key, entry.sandbox, vm) for entry, vm in again.running()] == [
+        ("running", sandbox("i2"), "vm-2")
+    ]
+    again.close()
+
+
+def test_the_pools_are_remembered(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.pools() == []
+    for target in (1, 2):
+        journal.save_pools([PoolSpec(template="base", size=SMALL, target=target)])
+    assert journal.pools() == [PoolSpec(template="base", size=SMALL, target=2)]
     journal.close()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from greenroom.config import Config
@@ -14,6 +15,7 @@ from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, SandboxEnded,
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
+from greenroom.runtime.engine import Adopted
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.ids import node_code_of
 from greenroom.wire.messages import ClaimRequest, TimeoutRequest
@@ -43,7 +45,7 @@ async def test_a_claim_gives_a_running_sandbox_with_an_identity_of_its_own(
 async def test_no_two_sandboxes_share_a_secret(keeper: Keeper, runtime: SimulatedRuntime, ask: Ask) -> None:
     await asyncio.gather(*(keeper.claim(ask(f"k{n}")) for n in range(3)))
     identities = [vm.identity for vm in runtime.vms.values() if vm.identity is not None]
-    for field in ("entropy", "machine_id", "hostname", "token", "control"):
+    for field in ("entropy", "machine_id", "hostname", "token"):
         assert len({getattr(identity, field) for identity in identities}) == 3
 
 
@@ -182,12 +184,47 @@ async def test_it_ends_when_its_vm_does(keeper: Keeper, runtime: SimulatedRuntim
         keeper.get(sandbox.sandbox_id)
 
 
-async def test_after_a_restart_no_sandbox_of_before_is_shown(
+async def test_after_a_restart_what_lives_goes_on_and_the_rest_has_ended(
     runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
 ) -> None:
     journal = Journal(tmp_path / "j.db")
-    journal.begin("old", "d", "iabcd123456789012345", time.time())
-    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as keeper:
-        assert keeper.list() == []
-        assert journal.find("old") is None
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as before:
+        kept = await before.claim(ask("kept"))
+        lost = await before.claim(ask("lost"))
+        spare = await runtime.restore(await runtime.snapshot_golden("base", kept.size, lambda _s, _d: None))
+        journal.begin("under way", "d", "iabcd12345678901234x", time.time())
+        journal.assign("under way", spare.name)
+        vms = {
+            live.sandbox_id: live.vm for live in (before.lookup(s.sandbox_id) for s in (kept, lost)) if live
+        }
+        before.leave_running()
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as after:
+        found = [
+            Adopted(vms[kept.sandbox_id], "base", kept.size, claimed=True, introduced=True),
+            Adopted(spare, "base", kept.size, claimed=True, introduced=False),
+        ]
+        assert [adopted.vm for adopted in after.adopt(found)] == [spare]
+        assert after.list() == [kept]
+        assert await after.claim(ask("kept")) == kept
+        with pytest.raises(SandboxEnded):
+            await after.by_key("lost")
+        assert journal.find("under way") is None
+        await after.release(kept.sandbox_id)
+        assert vms[kept.sandbox_id].ended.is_set()
+    journal.close()
+
+
+async def test_a_time_out_that_passed_meanwhile_is_kept_at_once(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as before:
+        sandbox = await before.claim(ask())
+        (vm,) = runtime.vms.values()
+        before.leave_running()
+    journal.save("k1", msgspec.structs.replace(sandbox, ends_at=time.time() - 1), time.time())
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as after:
+        after.adopt([Adopted(vm, "base", sandbox.size, claimed=True, introduced=True)])
+        async with asyncio.timeout(5):
+            await vm.ended.wait()
     journal.close()

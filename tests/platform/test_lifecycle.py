@@ -68,18 +68,50 @@ def test_down_twice_and_down_of_nothing_are_fine(fresh: Platform, tmp_path: Path
     assert Platform(tmp_path / "never-was").down().returncode == 0
 
 
-def test_a_killed_node_comes_back_swept_and_serves_again(fresh: Platform) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "upgraded"])
+def test_a_node_that_comes_back_has_kept_its_sandboxes(fresh: Platform, number: signal.Signals) -> None:
     box = Sandbox.create(timeout=300)
-    old = fresh.vm_pids()
-    killed = fresh.pid("node-0")
-    os.kill(killed, signal.SIGKILL)
-    until(lambda: fresh.pid("node-0") not in (killed, None) and fresh.status()["state"] == "up")
+    box.files.write("note", "from before")
+    box.commands.run("sleep 4711", background=True)
+    until(lambda: len(fresh.vm_pids()) == 3)
+    before, old_pid = fresh.vm_pids(), fresh.pid("node-0")
+    assert old_pid is not None
+    os.kill(old_pid, number)
+    until(lambda: fresh.pid("node-0") not in (old_pid, None) and fresh.status()["state"] == "up")
+    assert before <= fresh.vm_pids()
+    assert box.files.read("note") == "from before"
+    assert "sleep 4711" in box.commands.run("pgrep -fa 'sleep 4711'").stdout
+    assert [item.sandbox_id for item in Sandbox.list().next_items()] == [box.sandbox_id]
+    # A warm member of before is claimed like any other, and one that was adopted can be ended.
     with Sandbox.create(timeout=60) as another:
-        assert another.commands.run("echo again").stdout == "again\n"
-    assert not old & fresh.vm_pids()
-    assert not box.is_running()
+        assert another.commands.run("hostname").stdout.strip() == another.sandbox_id
+    assert box.kill() is True
+    until(lambda: len(fresh.vm_pids()) == 2)
+
+
+def test_a_time_out_that_passes_while_the_node_is_away_is_kept(fresh: Platform) -> None:
+    box = Sandbox.create(timeout=300)
+    box.set_timeout(1)
+    old = fresh.pid("node-0")
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    until(lambda: fresh.pid("node-0") not in (old, None) and fresh.status()["state"] == "up")
+    until(lambda: not box.is_running())
     with pytest.raises(SandboxException):
         box.commands.run("true")
+
+
+def test_the_next_up_adopts_what_a_killed_supervisor_left(fresh: Platform) -> None:
+    box = Sandbox.create(timeout=300)
+    os.kill(fresh.status()["pid"], signal.SIGKILL)
+    until(
+        lambda: fresh.status()["state"] == "stopped" or not any(row["pid"] for row in fresh.status()["roles"])
+    )
+    fresh.up("--warm", "2")
+    again = Sandbox.connect(
+        box.sandbox_id, api_url=fresh.env()["E2B_API_URL"], sandbox_url=fresh.env()["E2B_API_URL"]
+    )
+    assert again.commands.run("echo still here").stdout == "still here\n"
 
 
 ALL = ["supervisor", "node-0", "proxy-0", "api-0", "master-0"]

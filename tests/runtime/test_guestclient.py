@@ -87,21 +87,20 @@ class Clock:
 async def test_the_clock_is_corrected_until_it_is_right() -> None:
     clock = Clock(-360_000.0)
     async with guest(clock.answer) as vm:
-        reading = await guestclient.introduce(vm, Identity(entropy=b"x" * 64), 20, 20.0, None)
+        reading = await guestclient.introduce(vm, Identity(entropy=b"x" * 64), 20, 20.0, "c")
     assert abs(reading.offset_ms) + reading.error_ms <= 20.0
     assert abs(clock.off_ns) < 50e6
 
 
-async def test_secrets_travel_in_the_body_and_the_known_control_in_its_header() -> None:
+async def test_secrets_travel_in_body_and_header() -> None:
     clock = Clock(0.0)
     async with guest(clock.answer) as vm:
-        identity = Identity(entropy=b"x" * 64, token="tok", control="new")
-        await guestclient.introduce(vm, identity, 20, 1000.0, "old")
+        await guestclient.introduce(vm, Identity(entropy=b"x" * 64, token="tok"), 20, 1000.0, "secret")
     init, later = clock.calls[0], clock.calls[1]
-    assert b"X-Greenroom-Control: old" in init
     assert b'"accessToken":"tok"' in init
+    assert b'"controlToken":"secret"' in init
     assert b"tok" not in init.split(b"\r\n")[0]
-    assert b"X-Greenroom-Control: new" in later
+    assert b"X-Greenroom-Control: secret" in later
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ async def test_an_answer_that_makes_no_sense_is_a_failure(raw: bytes) -> None:
 
     async with guest(answer) as vm:
         with pytest.raises(RuntimeFailure):
-            await guestclient.introduce(vm, Identity(entropy=b"x"), 5, 20.0, None)
+            await guestclient.introduce(vm, Identity(entropy=b"x"), 5, 20.0, "c")
 
 
 async def test_an_endless_answer_is_cut_off() -> None:
@@ -139,13 +138,13 @@ async def test_a_guest_that_hangs_runs_into_the_deadline() -> None:
 
     async with guest(answer) as vm:
         with pytest.raises(RuntimeFailure, match="did not take its identity"):
-            await guestclient.introduce(vm, Identity(entropy=b"x"), 0.2, 20.0, None)
+            await guestclient.introduce(vm, Identity(entropy=b"x"), 0.2, 20.0, "c")
 
 
 async def test_a_vm_that_ended_is_not_waited_for() -> None:
     vm = LoopbackVm(1)
     vm.ended.set()
     with pytest.raises(RuntimeFailure, match="ended"):
-        await guestclient.introduce(vm, Identity(entropy=b"x"), 30, 20.0, None)
+        await guestclient.introduce(vm, Identity(entropy=b"x"), 30, 20.0, "c")
     with pytest.raises(RuntimeFailure, match="ended"):
         await guestclient.wait_ready(vm, 30)

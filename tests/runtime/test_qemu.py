@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -141,7 +141,8 @@ async def test_the_clock_is_right_after_the_introduction(engine: QemuRuntime, go
         best = None
         for _ in range(10):
             before = time.time_ns()
-            _, raw = await guestclient.request(vm, "GET", "/clock", deadline=10)
+            secret = {"X-Greenroom-Control": vm.slot.control}
+            _, raw = await guestclient.request(vm, "GET", "/clock", deadline=10, headers=secret)
             after = time.time_ns()
             offset_ms = (int(raw.split(b":")[1].strip(b" }")) - (before + after) // 2) / 1e6
             if best is None or after - before < best[0]:
@@ -298,13 +299,11 @@ async def test_a_closed_port_is_refused(engine: QemuRuntime, golden: Golden) -> 
             await vm.connect(8123)
 
 
-async def test_only_who_knows_the_control_secret_introduces_again(
-    engine: QemuRuntime, golden: Golden
-) -> None:
-    async with running(engine, golden, control="secret-1", token="t") as vm:
+async def test_only_the_node_introduces_a_guest_again(engine: QemuRuntime, golden: Golden) -> None:
+    async with running(engine, golden, token="t") as vm:
         status, _ = await guestclient.request(vm, "POST", "/init", {"hostname": "stolen"}, deadline=20)
         assert status == 404
-        await engine.introduce(vm, identity(hostname="renamed", control="secret-2"), 20)
+        await engine.introduce(vm, identity(hostname="renamed"), 20)
         assert (await sh(vm, "hostname", token="t")).out == "renamed\n"
 
 
@@ -354,6 +353,86 @@ async def test_a_restore_that_fails_gives_everything_back(
     with pytest.raises(RuntimeFailure):
         await engine.restore(golden)
     assert engine.left() == before
+
+
+@contextlib.asynccontextmanager
+async def left_alone(
+    golden: Golden, state: Path
+) -> AsyncIterator[tuple[QemuRuntime, Callable[[], QemuRuntime]]]:
+    """A node that is about to let go of its VMs, and what makes its heirs on the same state directory."""
+    dead = QemuRuntime(spec_in(state))
+    heirs: list[QemuRuntime] = []
+
+    def heir() -> QemuRuntime:
+        heirs.append(QemuRuntime(spec_in(state)))
+        return heirs[-1]
+
+    await dead.snapshot_golden("base", golden.size, lambda _step, _done: None)
+    try:
+        yield dead, heir
+    finally:
+        for runtime in (dead, *heirs):
+            await runtime.close()
+        last = heir()
+        await last.sweep()
+        await last.close()
+        assert not any(last.left().values())
+
+
+async def test_an_heir_adopts_paused_and_claimed_vms_and_can_do_with_them_what_their_maker_could(
+    golden: Golden, tmp_path: Path
+) -> None:
+    async with left_alone(golden, tmp_path) as (dead, make_heir):
+        warm, claimed = await dead.restore(golden), await dead.restore(golden)
+        await dead.hand_out(claimed)
+        await dead.start(claimed)
+        await dead.introduce(claimed, identity(token="t"), 60)
+        await sh(claimed, "echo kept > /tmp/mark", token="t")
+        pids = {vm.describe().pid for vm in (warm, claimed)}
+        await dead.detach()
+        heir = make_heir()
+        found = {adopted.vm.name: adopted for adopted in await heir.adopt()}
+        assert {adopted.vm.describe().pid for adopted in found.values()} == pids
+        again = found[claimed.name]
+        assert (again.claimed, again.introduced, again.vm.describe().state) == (True, True, "running")
+        spare = found[warm.name]
+        assert (spare.claimed, spare.introduced, spare.vm.describe().state) == (False, False, "paused")
+        assert not any((await heir.sweep()).values())
+        assert (await sh(again.vm, "cat /tmp/mark", token="t")).out == "kept\n"
+        await heir.pause(again.vm)
+        await heir.resume(again.vm)
+        await heir.introduce(again.vm, identity(), 30)
+        await heir.start(spare.vm)
+        await heir.introduce(spare.vm, identity(hostname="late"), 60)
+        assert (await sh(spare.vm, "hostname")).out == "late\n"
+        await heir.stop(spare.vm)
+        assert spare.vm.ended.is_set()
+
+
+async def test_an_heir_shares_the_goldens_ram_with_what_it_adopted(golden: Golden, tmp_path: Path) -> None:
+    async with left_alone(golden, tmp_path) as (dead, make_heir):
+        vm = await dead.restore(golden)
+        inode = os.fstat(dead._goldens[golden.digest].ram).st_ino
+        await dead.detach()
+        heir = make_heir()
+        await heir.adopt()
+        await heir.snapshot_golden("base", golden.size, lambda _step, _done: None)
+        assert os.fstat(heir._goldens[golden.digest].ram).st_ino == inode
+        another = await heir.restore(golden)
+        await heir.start(another)
+        await heir.introduce(another, identity(), 60)
+        assert vm.describe().pid != another.describe().pid
+
+
+async def test_a_vm_that_was_not_finished_is_swept_not_adopted(golden: Golden, tmp_path: Path) -> None:
+    async with left_alone(golden, tmp_path) as (dead, make_heir):
+        vm = await dead.restore(golden)
+        assert isinstance(vm, QemuVm)
+        (vm.directory / "vm.json").unlink()
+        await dead.detach()
+        heir = make_heir()
+        assert await heir.adopt() == []
+        assert (await heir.sweep())["processes"] == 1
 
 
 async def test_a_sweep_removes_what_a_dead_node_left_and_nothing_else(

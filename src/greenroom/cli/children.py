@@ -1,11 +1,12 @@
 """One role process: how it is started, what is heard from it, how it ends.
 
 Each role runs in a session of its own, so that Ctrl-C in the terminal reaches only the supervisor, and that
-stops the roles in order. `setpriv --pdeathsig TERM` (util-linux) makes the kernel send it SIGTERM when the
-supervisor dies without being able to stop it: the setting is made by setpriv and kept across its exec of
-Python, so no code has to run between fork and exec, and no role needs to know. The kernel ties it to the
-*thread* that forked, hence `start` is called on the main thread only. It leaves a window of some milliseconds
-(a supervisor killed between fork and setpriv's call), which the next `up` or `down` closes from the records.
+stops the roles in order. `setpriv --pdeathsig` (util-linux) makes the kernel send it a signal when the
+supervisor dies without being able to stop it: SIGTERM, but SIGHUP to a node, which then leaves its VMs running
+for the next start to adopt. The setting is made by setpriv and kept across its exec of Python, so no code has
+to run between fork and exec, and no role needs to know. The kernel ties it to the *thread* that forked, hence
+`start` is called on the main thread only. It leaves a window of some milliseconds (a supervisor killed between
+fork and setpriv's call), which the next `up` or `down` closes from the records.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _LINE_LIMIT = 1 << 20
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR")
 _PASSED_ON_TO_NODES = ("http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """A node builds its image from a package mirror, which may lie behind a proxy."""
+
+
+_PARENT_DIED = {"node": "HUP"}
+"""Signal for a role whose supervisor died, where it is not SIGTERM."""
 
 
 class ProgressLine(msgspec.Struct, frozen=True):
@@ -102,7 +107,15 @@ class Child:
             log = state.open_log(self.spec.name)
             environment["GREENROOM_READY_FD"] = str(write_end)
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", module, str(spec_path)],
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    _PARENT_DIED.get(self.spec.role, "TERM"),
+                    sys.executable,
+                    "-m",
+                    module,
+                    str(spec_path),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

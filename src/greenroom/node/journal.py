@@ -17,7 +17,7 @@ import msgspec
 
 from greenroom.errors import SetupError
 from greenroom.wire.ids import new_node_code
-from greenroom.wire.messages import ClaimRequest, Sandbox
+from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox
 
 _VERSION = 1
 _SCHEMA = """
@@ -110,13 +110,28 @@ class Journal:
             (reason, now, key),
         )
 
-    def end_all(self, reason: str, now: float) -> int:
-        """After a restart that could not keep the VMs: no claim is open any more. Returns how many were."""
-        self._db.execute("DELETE FROM claims WHERE state='pending'")
-        return self._db.execute(
-            "UPDATE claims SET state='ended', vm=NULL, record=NULL, reason=?, changed_at=? WHERE state='running'",
-            (reason, now),
-        ).rowcount
+    def running(self) -> list[tuple[Entry, str]]:
+        """Claims that were handed over and have not ended, each with its VM's name."""
+        rows = self._db.execute(
+            "SELECT key, digest, sandbox_id, state, record, vm FROM claims WHERE state='running'"
+        ).fetchall()
+        return [(self._entry(row[:5]), str(row[5])) for row in rows]
+
+    def abort_pending(self) -> int:
+        """After a restart: claims that were under way were answered by nobody, so nothing came of them."""
+        return self._db.execute("DELETE FROM claims WHERE state='pending'").rowcount
+
+    def save_pools(self, pools: list[PoolSpec]) -> None:
+        """Remember this node's share of the pools, for a start while no master is there."""
+        self._db.execute(
+            "INSERT INTO facts VALUES ('pools', ?) ON CONFLICT (name) DO UPDATE SET value=excluded.value",
+            (msgspec.json.encode(pools).decode(),),
+        )
+
+    def pools(self) -> list[PoolSpec]:
+        """What `save_pools` remembered; empty at first."""
+        row = self._db.execute("SELECT value FROM facts WHERE name='pools'").fetchone()
+        return [] if row is None else msgspec.json.decode(row[0], type=list[PoolSpec])
 
     def forget(self, before: float) -> int:
         """Drop claims that ended before this time. Returns how many."""

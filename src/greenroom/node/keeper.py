@@ -23,7 +23,7 @@ from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, Sandbo
 from greenroom.node.deadlines import Deadlines
 from greenroom.node.journal import Entry, Journal, digest_of
 from greenroom.node.warmer import Warmer
-from greenroom.runtime.engine import ClockReading, Identity, Runtime, Vm
+from greenroom.runtime.engine import Adopted, ClockReading, Identity, Runtime, Vm
 from greenroom.wire.ids import new_sandbox_id
 from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
@@ -80,16 +80,49 @@ class Keeper:
         self._moved = asyncio.Event()
         self._handovers = asyncio.Semaphore(config.claims.parallel_handovers or 2 * (os.cpu_count() or 1))
         self._reaper: asyncio.Task[None] | None = None
+        self._leaving = False
+
+    def adopt(self, found: list[Adopted]) -> list[Adopted]:
+        """Go on with the sandboxes of an earlier run; call before anything else. Returns the VMs of no sandbox.
+
+        The journal says which sandboxes there were, `found` which VMs still live. A sandbox whose VM is gone
+        has ended; a claim that was not answered yet is undone: its VM is among those returned.
+        """
+        undone = self._journal.abort_pending()
+        by_vm = {adopted.vm.name: adopted for adopted in found}
+        kept = lost = 0
+        for entry, vm_name in self._journal.running():
+            adopted = by_vm.pop(vm_name, None)
+            if adopted is None or entry.sandbox is None:
+                self._journal.end(entry.key, "its VM was gone when the node came back", time.time())
+                lost += 1
+                continue
+            self._enter(Live(entry.key, entry.sandbox, adopted.vm))
+            kept += 1
+        if kept or lost or undone:
+            _log.warning(
+                "of an earlier run: %d sandboxes go on, %d are gone, %d claims undone", kept, lost, undone
+            )
+        return list(by_vm.values())
+
+    def _enter(self, live: Live) -> None:
+        """A sandbox counts from here on."""
+        self._live[live.sandbox_id] = live
+        self._set_deadline(live)
+        spawn(self._watch(live), f"watch {live.sandbox_id}")
 
     async def __aenter__(self) -> Keeper:
-        lost = self._journal.end_all("the node was restarted", time.time())
-        if lost:
-            _log.warning("%d sandboxes of an earlier run have ended", lost)
         self._reaper = spawn(self._reap(), "timeouts")
         return self
 
+    def leave_running(self) -> None:
+        """At the end, let go of the sandboxes instead of ending them: the next run adopts them."""
+        self._leaving = True
+
     async def __aexit__(self, *_exc: object) -> None:
         await stop(self._reaper, *self._pending.values())
+        if self._leaving:
+            return
         for live in list(self._live.values()):
             await self._end(live, "the node was stopped")
 
@@ -179,6 +212,7 @@ class Keeper:
         steps = {"queue": time.perf_counter() - begun}
         try:
             self._journal.assign(request.key, vm.name)
+            await self._runtime.hand_out(vm)
             token = secrets.token_hex(32) if request.secure else None
             identity = Identity(
                 entropy=secrets.token_bytes(64),
@@ -188,7 +222,6 @@ class Keeper:
                 template_id=request.template,
                 env=dict(request.env),
                 token=token,
-                control=secrets.token_hex(32),
             )
             async with self._handovers:
                 waited = time.perf_counter()
@@ -215,10 +248,7 @@ class Keeper:
         except BaseException:
             await asyncio.shield(self._runtime.stop(vm))
             raise
-        live = Live(request.key, sandbox, vm)
-        self._live[sandbox_id] = live
-        self._set_deadline(live)
-        spawn(self._watch(live), f"watch {sandbox_id}")
+        self._enter(Live(request.key, sandbox, vm))
         return sandbox
 
     async def _start(self, vm: Vm, identity: Identity, steps: dict[str, float]) -> ClockReading:

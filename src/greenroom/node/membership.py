@@ -33,17 +33,20 @@ class Membership:
         self._shares: list[PoolSpec] | None = None
         self._registered = False
 
-    async def register(self, deadline: float) -> None:
-        """Register with the first master that answers. Raises what the last try said after `deadline` seconds."""
-        end = asyncio.get_running_loop().time() + deadline
+    async def register(self) -> None:
+        """Register with the first master that answers; waits for one as long as it takes.
+
+        The node does its duty without a master meanwhile: what it adopted runs, is reached and ends in time.
+        """
+        told = False
         while True:
             try:
                 await self._tell()
                 return
             except TemporaryError as error:
-                if asyncio.get_running_loop().time() > end:
-                    raise
-                _log.info("cannot register yet: %s", error.message)
+                if not told:
+                    _log.warning("cannot register yet: %s", error.message)
+                told = True
                 await asyncio.sleep(0.2)
 
     async def run(self) -> None:

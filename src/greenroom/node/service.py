@@ -1,6 +1,7 @@
-"""The life of a node process: sweep, prepare, serve, register, run; on SIGTERM the way back.
+"""The life of a node process: adopt, sweep, prepare, serve, register, run; on SIGTERM the way back.
 
-The order matters. What an earlier run left is swept before anything is made. The relay and the HTTP API listen
+The order matters. The VMs that an earlier run left alive are adopted, and the rest of what it left is swept,
+before anything is made. The relay and the HTTP API listen
 before the node registers, because a registered node gets work. It tells its supervisor that it is ready when
 every pool it was given has its golden snapshot.
 """
@@ -13,6 +14,7 @@ import logging
 import signal
 
 from greenroom.config import RoleSpec
+from greenroom.errors import GreenroomError
 from greenroom.images.commands import interrupt
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
@@ -20,7 +22,7 @@ from greenroom.node.membership import Membership
 from greenroom.node.relay import Relay
 from greenroom.node.routes import routes
 from greenroom.node.warmer import Warmer
-from greenroom.runtime.engine import EngineInfo, Runtime
+from greenroom.runtime.engine import Adopted, EngineInfo, Runtime
 from greenroom.runtime.qemu import QemuRuntime
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.calling import role_client
@@ -30,7 +32,22 @@ from greenroom.wire.serving import Ready, application, listen, serve, tell_progr
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
-_REGISTER_DEADLINE = 30.0
+
+
+class Leaving:
+    """How the node leaves: SIGTERM ends every VM, SIGHUP leaves all of them for the next run (an upgrade)."""
+
+    def __init__(self) -> None:
+        self.vms_stay = False
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        self.vms_stay = True
+        signal.raise_signal(signal.SIGTERM)
+
+    async def farewell(self, runtime: Runtime) -> None:
+        """The last step: nothing uses the VMs any more."""
+        await (runtime.detach() if self.vms_stay else runtime.close())
 
 
 def _leave_early(life: asyncio.Task[None] | None) -> None:
@@ -54,18 +71,17 @@ async def run(spec: RoleSpec) -> None:
     verifier = Verifier.load(spec.secrets)
     token = own_token(spec.secrets, "node")
     runtime = make_runtime(spec)
-    removed = {kind: count for kind, count in (await runtime.sweep()).items() if count}
-    if removed:
-        _log.warning("swept what an earlier run had left: %s", removed)
     journal = Journal(spec.home / "journal.db")
     try:
         tell_progress("preparing the node", None)
-        engine = await runtime.describe()
-        if engine.engine != "simulated":
-            await runtime.prepare_image("base", tell_progress)
+        found = await runtime.adopt()
+        removed = {kind: count for kind, count in (await runtime.sweep()).items() if count}
+        if removed:
+            _log.warning("swept what an earlier run had left: %s", removed)
+        leaving = Leaving()
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(runtime.close)
-            await _serve(spec, runtime, engine, journal, verifier, token, stack)
+            stack.push_async_callback(leaving.farewell, runtime)
+            await _serve(spec, runtime, journal, verifier, token, found, leaving, stack)
     finally:
         journal.close()
 
@@ -73,25 +89,29 @@ async def run(spec: RoleSpec) -> None:
 async def _serve(
     spec: RoleSpec,
     runtime: Runtime,
-    engine: EngineInfo,
     journal: Journal,
     verifier: Verifier,
     token: str,
+    found: list[Adopted],
+    leaving: Leaving,
     stack: contextlib.AsyncExitStack,
 ) -> None:
     config = spec.config
     client = await stack.enter_async_context(role_client(token))
     warmer = Warmer(runtime, config, spec.home)
-
     keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
+    warmer.adopt(keeper.adopt(found))
+    engine = await runtime.describe()
+    if engine.engine != "simulated":
+        await runtime.prepare_image("base", tell_progress)
     relay_host, relay_port = await relay.start(spec.host, 0)
     stack.push_async_callback(relay.close)
     await stack.enter_async_context(warmer)
     await stack.enter_async_context(keeper)
     sock = listen(spec.host, spec.port)
-    leaving = False
+    drained = False
 
     def status() -> NodeStatus:
         return NodeStatus(
@@ -104,23 +124,49 @@ async def _serve(
             accelerator=engine.accelerator,
             pools=warmer.status(),
             sandboxes=len(keeper),
-            draining=leaving,
+            draining=drained,
         )
 
     async def apply(pools: list[PoolSpec]) -> None:
+        journal.save_pools(pools)
         await warmer.set_pools(pools, tell_progress)
 
+    if known := journal.pools():
+        await warmer.set_pools(known, tell_progress)
     membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat)
-
     app = application(routes(keeper, warmer, status), verifier)
+
+    def drain() -> None:
+        nonlocal drained
+        drained = True
+
+    app.state.on_leave = [drain]
     async with contextlib.aclosing(serve(app, sock)) as urls:
         async for url in urls:
-            await membership.register(_REGISTER_DEADLINE)
-            heartbeats = spawn(membership.run(), "heartbeats")
-            stack.push_async_callback(stop, heartbeats)
-            await warmer.ready()
-            facts = {"engine": engine.engine, "accelerator": engine.accelerator, "why": engine.reason}
-            tell_ready(Ready(url=url, detail=facts))
+            joining = spawn(_join(membership, warmer, url, engine), "joining")
+            stack.push_async_callback(stop, joining)
+    if leaving.vms_stay:
+        keeper.leave_running()
+    if joining.done():
+        joining.result()
+
+
+async def _join(membership: Membership, warmer: Warmer, url: str, engine: EngineInfo) -> None:
+    """Register, tell the supervisor once every pool has its golden snapshot, then send heartbeats for ever."""
+    await membership.register()
+    heartbeats = spawn(membership.run(), "heartbeats")
+    try:
+        await warmer.ready()
+        facts = {"engine": engine.engine, "accelerator": engine.accelerator, "why": engine.reason}
+        tell_ready(Ready(url=url, detail=facts))
+        await heartbeats
+    except GreenroomError as error:
+        # A pool without its golden is of no use: end, so that the supervisor shows why.
+        _log.error("the node cannot be made ready: %s", error.message)
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        await stop(heartbeats)
 
 
 async def sweep(spec: RoleSpec) -> dict[str, dict[str, int]]:

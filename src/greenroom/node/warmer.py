@@ -23,7 +23,7 @@ from greenroom.errors import GreenroomError, NodeUnavailable, PoolDry
 from greenroom.node import pool as machine
 from greenroom.node.pool import Pool
 from greenroom.node.refill import allot
-from greenroom.runtime.engine import Golden, Identity, Progress, Runtime, Vm
+from greenroom.runtime.engine import Adopted, Golden, Identity, Progress, Runtime, Vm
 from greenroom.wire.messages import PoolSpec, PoolStatus, Size
 from greenroom.wire.tasks import spawn, stop
 
@@ -51,6 +51,7 @@ class Warmer:
         self._home = home
         self._pools: dict[PoolKey, _Warm] = {}
         self._members: dict[str, tuple[Vm, PoolKey]] = {}
+        self._adopted: list[Adopted] = []
         self._claims: dict[str, asyncio.Future[Vm]] = {}
         self._numbers = itertools.count(1)
         self._kick = asyncio.Event()
@@ -73,6 +74,10 @@ class Warmer:
             if not future.done():
                 future.set_exception(NodeUnavailable("this node is stopping"))
 
+    def adopt(self, members: list[Adopted]) -> None:
+        """VMs of an earlier run that belong to nobody: warm members of whichever pool is declared first for them."""
+        self._adopted = members
+
     async def set_pools(self, specs: Iterable[PoolSpec], progress: Progress) -> None:
         """Declare this node's share of every pool; one that is left out drains."""
         wanted = {(spec.template, spec.size): spec for spec in specs}
@@ -87,7 +92,22 @@ class Warmer:
                 self._apply(key, machine.SetTarget(0))
             self._apply(key, machine.SetTarget(spec.target))
             self._prepare(key, progress)
+        await self._take_in_adopted()
         self._kick.set()
+
+    async def _take_in_adopted(self) -> None:
+        adopted, self._adopted = self._adopted, []
+        useless = []
+        for vm, template, size, claimed, introduced in adopted:
+            warm = self._pools.get((template, size))
+            running = vm.describe().state == "running"
+            fits = warm is not None and (warm.spec.warm == "running") == running == introduced
+            if warm is None or claimed or not fits or vm.ended.is_set():
+                useless.append(vm)
+                continue
+            warm.pool.handle(machine.MemberStarted())
+            self._join(vm, (template, size))
+        await asyncio.gather(*(self._runtime.stop(vm) for vm in useless))
 
     async def ready(self) -> None:
         """Wait until every declared pool has its golden snapshot. Raises what kept one from it."""
@@ -257,7 +277,6 @@ class Warmer:
                     entropy=secrets.token_bytes(64),
                     machine_id=secrets.token_hex(16),
                     hostname=f"greenroom-{secrets.token_hex(4)}",
-                    control=secrets.token_hex(32),
                 )
                 await self._runtime.introduce(vm, identity, self._config.claims.handover_deadline)
         except GreenroomError as error:
@@ -270,6 +289,10 @@ class Warmer:
                 await asyncio.shield(self._runtime.stop(vm))
             self._apply(key, machine.MemberFailed("it was interrupted", loop.time()))
             raise
+        self._join(vm, key)
+
+    def _join(self, vm: Vm, key: PoolKey) -> None:
+        """A member is ready."""
         self._members[vm.name] = (vm, key)
         spawn(self._watch(vm), f"watch {vm.name}")
         self._apply(key, machine.MemberReady(vm.name))

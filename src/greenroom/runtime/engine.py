@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -43,8 +43,7 @@ class Golden(msgspec.Struct, frozen=True, kw_only=True):
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a VM somebody. Absent fields are left as they are in the guest.
 
-    `entropy` and `machine_id` are drawn by the host for this one VM. `token` is the sandbox's envd token,
-    `control` the secret with which alone the node may introduce the VM again.
+    `entropy` and `machine_id` are drawn by the host for this one VM; `token` is the sandbox's envd token.
     """
 
     entropy: bytes
@@ -54,7 +53,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     template_id: str | None = None
     env: dict[str, str] | None = None
     token: str | None = None
-    control: str | None = None
 
 
 class ClockReading(msgspec.Struct, frozen=True):
@@ -93,6 +91,18 @@ class Vm(Protocol):
         """Facts for operators and tests."""
 
 
+class Adopted(NamedTuple):
+    """A VM of an earlier run of this node that still lives."""
+
+    vm: Vm
+    template: str
+    size: Size
+    claimed: bool
+    """It was given to a claim; the journal knows which."""
+    introduced: bool
+    """It runs and has an identity; an unclaimed one without waits paused."""
+
+
 class Runtime(Protocol):
     """A VM engine."""
 
@@ -112,7 +122,10 @@ class Runtime(Protocol):
         """Let a restored VM run for the first time."""
 
     async def introduce(self, vm: Vm, identity: Identity, deadline: float) -> ClockReading:
-        """Give a running VM its identity and the right time. Raises RuntimeFailure past `deadline` seconds."""
+        """Give a running VM its identity and the right time. Raises RuntimeFailure past `deadline` seconds.
+
+        May be repeated. What outlives this process of it is noted by the engine before it returns.
+        """
 
     async def pause(self, vm: Vm) -> None:
         """Stop the VM's CPUs; its memory stays."""
@@ -123,8 +136,17 @@ class Runtime(Protocol):
     async def stop(self, vm: Vm) -> None:
         """End the VM and remove everything of it from the host."""
 
+    async def hand_out(self, vm: Vm) -> None:
+        """Note, before anyone is told, that the VM belongs to a claim from now on."""
+
+    async def adopt(self) -> list[Adopted]:
+        """Take over the VMs that an earlier run of this node left alive. Call once, before `sweep`."""
+
+    async def detach(self) -> None:
+        """Let go of every VM and leave all of them as they are, for the next run to adopt."""
+
     async def sweep(self) -> dict[str, int]:
-        """Remove what earlier runs of this node left behind; counts by kind of resource."""
+        """Remove what earlier runs of this node left and nobody adopted; counts by kind of resource."""
 
     async def close(self) -> None:
         """Stop every VM and give back what the engine itself holds."""

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -149,10 +150,15 @@ async def _warm_up(vm: QemuVm, deadline: float) -> None:
 class Loaded:
     """A golden ready to be restored from. `close` gives its memory back once the last VM is gone."""
 
-    def __init__(self, golden: Golden, directory: Path, image: Image, machine: Machine) -> None:
+    def __init__(
+        self, golden: Golden, directory: Path, image: Image, machine: Machine, holders: Iterable[int] = ()
+    ) -> None:
+        """`holders` are processes that may hold this golden's RAM already, from an earlier run."""
         self.golden = golden
         self.machine = machine
-        self.ram = memory.load(directory / "ram.img", golden.digest)
+        borrowed = (memory.borrow(pid, golden.digest) for pid in holders)
+        held = next((fd for fd in borrowed if fd is not None), None)
+        self.ram = memory.load(directory / "ram.img", golden.digest) if held is None else held
         self.backing = (
             os.open(image.disk, os.O_RDONLY | os.O_CLOEXEC),
             os.open(directory / "disk.qcow2", os.O_RDONLY | os.O_CLOEXEC),

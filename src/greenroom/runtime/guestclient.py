@@ -94,10 +94,10 @@ async def wait_ready(vm: Vm, deadline: float) -> None:
 
 
 async def _control(
-    vm: Vm, method: str, path: str, body: object, control: str | None, deadline: float
+    vm: Vm, method: str, path: str, body: object, control: str, deadline: float
 ) -> tuple[dict[str, Any], float, float]:
     """A control call: the answer, and host time (ns) right before and after it."""
-    headers = {"X-Greenroom-Control": control} if control else {}
+    headers = {"X-Greenroom-Control": control}
     before = time.time_ns()
     status, raw = await request(vm, method, path, body, deadline=deadline, headers=headers)
     after = time.time_ns()
@@ -110,9 +110,10 @@ async def _control(
 
 
 async def introduce(
-    vm: Vm, identity: Identity, deadline: float, tolerance_ms: float, known_control: str | None
+    vm: Vm, identity: Identity, deadline: float, tolerance_ms: float, control: str
 ) -> ClockReading:
-    """Give the guest its identity, then its clock. `known_control` is the secret of an earlier introduction.
+    """Give the guest its identity, then its clock. `control` is the secret that the guest learns the first time
+    and asks for ever after.
 
     The clock is set in rounds: each measures the offset from the middle of a round trip and corrects it. The
     first rounds after a restore are slow (the translator is cold), so the best of at most eight counts.
@@ -126,18 +127,18 @@ async def introduce(
         "templateId": identity.template_id,
         "envVars": identity.env,
         "accessToken": identity.token,
-        "controlToken": identity.control,
+        "controlToken": control,
     }
     body = {key: value for key, value in fields.items() if value is not None}
     end = time.monotonic() + deadline
     try:
-        await _until_connected(vm, body, known_control, end)
-        return await _set_clock(vm, identity.control or known_control, end, tolerance_ms)
+        await _until_connected(vm, body, control, end)
+        return await _set_clock(vm, control, end, tolerance_ms)
     except (OSError, TimeoutError) as error:
         raise RuntimeFailure(f"the guest did not take its identity within {deadline:.0f} s") from error
 
 
-async def _until_connected(vm: Vm, body: dict[str, Any], control: str | None, end: float) -> None:
+async def _until_connected(vm: Vm, body: dict[str, Any], control: str, end: float) -> None:
     """POST /init, trying again while nothing listens yet. It is idempotent: the same fields are applied again."""
     pause = 0.01
     while True:
@@ -154,7 +155,7 @@ async def _until_connected(vm: Vm, body: dict[str, Any], control: str | None, en
             pause = min(pause * 1.5, 0.1)
 
 
-async def _set_clock(vm: Vm, control: str | None, end: float, tolerance_ms: float) -> ClockReading:
+async def _set_clock(vm: Vm, control: str, end: float, tolerance_ms: float) -> ClockReading:
     reading: ClockReading | None = None
     for _ in range(_CLOCK_ROUNDS):
         left = end - time.monotonic()

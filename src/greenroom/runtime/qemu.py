@@ -23,13 +23,14 @@ from greenroom.runtime import golden as goldens
 from greenroom.runtime import guestclient, namespaces, probe
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine, qemu
-from greenroom.runtime.engine import ClockReading, EngineInfo, Golden, Identity, Progress, Vm
+from greenroom.runtime.engine import Adopted, ClockReading, EngineInfo, Golden, Identity, Progress, Vm
 from greenroom.runtime.golden import Loaded
-from greenroom.runtime.slots import Slots
+from greenroom.runtime.slots import Origin, Slot, Slots
 from greenroom.runtime.vm import Fence, QemuVm, destroy_owner
 from greenroom.wire.messages import Size
 
 _log = logging.getLogger(__name__)
+_ADOPT_PARALLEL = 32
 
 
 class QemuRuntime:
@@ -45,7 +46,6 @@ class QemuRuntime:
         self._images: dict[str, Image] = {}
         self._goldens: dict[str, Loaded] = {}
         self._vms: dict[str, QemuVm] = {}
-        self._controls: dict[str, str] = {}
         self._info: EngineInfo | None = None
         self._progress: Progress = lambda _step, _done: None
 
@@ -129,7 +129,8 @@ class QemuRuntime:
         directory = publish(self._cache / name, build, progress)
         progress("loading the golden snapshot", None)
         golden = msgspec.json.decode((directory / "golden.json").read_bytes(), type=Golden)
-        return Loaded(golden, directory, image, machine)
+        holders = [vm.pid for vm in self._vms.values() if vm.pid is not None and vm.state != "stopping"]
+        return Loaded(golden, directory, image, machine, holders)
 
     async def restore(self, golden: Golden) -> Vm:
         loaded = self._goldens.get(golden.digest)
@@ -160,6 +161,7 @@ class QemuRuntime:
             await asyncio.shield(self.stop(vm))
             raise
         vm.state = "paused"
+        vm.slot.remember(Origin(golden=golden.digest, template=golden.template, size=golden.size))
         return vm
 
     async def start(self, vm: Vm) -> None:
@@ -170,10 +172,11 @@ class QemuRuntime:
     async def introduce(self, vm: Vm, identity: Identity, deadline: float) -> ClockReading:
         own = self._own(vm)
         reading = await guestclient.introduce(
-            own, identity, deadline, self._spec.config.claims.clock_tolerance_ms, self._controls.get(own.name)
+            own, identity, deadline, self._spec.config.claims.clock_tolerance_ms, own.slot.control
         )
-        if identity.control is not None:
-            self._controls[own.name] = identity.control
+        origin = own.slot.origin()
+        if origin is not None and not origin.introduced:
+            own.slot.remember(msgspec.structs.replace(origin, introduced=True))
         return reading
 
     async def pause(self, vm: Vm) -> None:
@@ -188,12 +191,42 @@ class QemuRuntime:
         own = self._own(vm)
         await own.destroy()
         self._vms.pop(own.name, None)
-        self._controls.pop(own.name, None)
 
     def _own(self, vm: Vm) -> QemuVm:
         if not isinstance(vm, QemuVm):
             raise RuntimeFailure(f"{vm.name} is not a VM of the qemu engine")
         return vm
+
+    async def hand_out(self, vm: Vm) -> None:
+        self._own(vm).slot.hand_out()
+
+    async def adopt(self) -> list[Adopted]:
+        slots = [Slot(owner, directory) for owner, directory in self._slots.recorded()]
+        limit = asyncio.Semaphore(_ADOPT_PARALLEL)
+
+        async def one(slot: Slot) -> Adopted | None:
+            origin = slot.origin()
+            if origin is None:
+                return None
+            async with limit:
+                vm = await QemuVm.adopt(self._fence, slot, self._settings.qmp_deadline)
+            if vm is None:
+                return None
+            self._vms[vm.name] = vm
+            return Adopted(vm, origin.template, origin.size, slot.handed_out, origin.introduced)
+
+        found = await asyncio.gather(*(one(slot) for slot in slots))
+        return [adopted for adopted in found if adopted is not None]
+
+    async def detach(self) -> None:
+        await asyncio.gather(*(vm.detach() for vm in self._vms.values()))
+        self._vms.clear()
+        self._close_goldens()
+
+    def _close_goldens(self) -> None:
+        for loaded in self._goldens.values():
+            loaded.close()
+        self._goldens.clear()
 
     async def sweep(self) -> dict[str, int]:
         return await asyncio.to_thread(self._sweep)
@@ -231,8 +264,6 @@ class QemuRuntime:
 
     async def close(self) -> None:
         await asyncio.gather(*(self.stop(vm) for vm in list(self._vms.values())))
-        for loaded in self._goldens.values():
-            loaded.close()
-        self._goldens.clear()
+        self._close_goldens()
         if not any(self.left().values()):
             await asyncio.to_thread(self.release)

@@ -11,7 +11,7 @@ import itertools
 import socket
 
 from greenroom.errors import RuntimeFailure
-from greenroom.runtime.engine import ClockReading, EngineInfo, Golden, Identity, Progress, Vm, VmInfo
+from greenroom.runtime.engine import Adopted, ClockReading, EngineInfo, Golden, Identity, Progress, Vm, VmInfo
 from greenroom.wire.messages import Size
 
 
@@ -87,6 +87,16 @@ class SimulatedRuntime:
         if not isinstance(vm, SimulatedVm):
             raise RuntimeFailure(f"{vm.name} is not a VM of the simulated engine")
         return vm
+
+    async def hand_out(self, vm: Vm) -> None:
+        self._own(vm)
+
+    async def adopt(self) -> list[Adopted]:
+        """Nothing outlives the process that simulates it."""
+        return []
+
+    async def detach(self) -> None:
+        await self.close()
 
     async def sweep(self) -> dict[str, int]:
         return {}

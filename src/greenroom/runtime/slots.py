@@ -1,6 +1,8 @@
 """Owner records: what a VM takes of the host, written down *before* any of it exists.
 
-A slot is a directory `<node home>/vms/<n>` with `owner.json`. All names follow from the node's tag (a hash of
+A slot is a directory `<node home>/vms/<n>` with `owner.json`, and later, for a node that comes after this one,
+`control` (the secret that the guest knows its node by), `vm.json` (what the VM was restored from, once it was)
+and `claimed` (from the moment it belongs to a claim). All names follow from the node's tag (a hash of
 its home's real path) and the slot's number, so that the record is enough to find and remove everything, and
 nothing without the tag is ever touched: other people's QEMUs and a second Greenroom on the machine are safe.
 Processes are found through the slot's cgroup, which they are in before they are exec'ed.
@@ -15,6 +17,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from greenroom.errors import RuntimeFailure, SetupError
+from greenroom.wire.messages import Size
 
 UIDS_PER_NODE = 4096
 _REGISTRY = Path("/run/greenroom/uids")
@@ -42,6 +46,16 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Path below each controller's mount point."""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a VM was restored from, and how it waits; on disk from the moment it counts as a member."""
+
+    golden: str
+    template: str
+    size: Size
+    introduced: bool = False
+    """It runs and has an identity, as members of a pool that is kept running have."""
+
+
 class Slot(msgspec.Struct, frozen=True):
     """A slot whose record is on disk."""
 
@@ -51,6 +65,32 @@ class Slot(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.owner.netns
+
+    @property
+    def control(self) -> str:
+        """The secret with which the node introduces this VM's guest, for the VM's whole life."""
+        return (self.directory / "control").read_text(encoding="ascii")
+
+    def remember(self, origin: Origin) -> None:
+        """Write down what the VM was restored from."""
+        temporary = self.directory / ".vm"
+        temporary.write_bytes(msgspec.json.encode(origin))
+        temporary.rename(self.directory / "vm.json")
+
+    def origin(self) -> Origin | None:
+        """What `remember` wrote; None for a VM that was not finished."""
+        try:
+            return msgspec.json.decode((self.directory / "vm.json").read_bytes(), type=Origin)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def hand_out(self) -> None:
+        """From now on the VM belongs to a claim and can never be warm again."""
+        (self.directory / "claimed").touch()
+
+    @property
+    def handed_out(self) -> bool:
+        return (self.directory / "claimed").exists()
 
 
 def tag_of(home: Path) -> str:
@@ -98,6 +138,7 @@ class Slots:
         )
         directory = self._directory / str(number)
         directory.mkdir(mode=0o700)
+        (directory / "control").write_text(secrets.token_hex(32), encoding="ascii")
         temporary = directory / ".owner"
         temporary.write_bytes(msgspec.json.encode(owner))
         temporary.rename(directory / "owner.json")

@@ -48,6 +48,7 @@ class QemuVm:
         self._slot = slot
         self._deadline = qmp_deadline
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
         self._pidfd: int | None = None
         self._handle: int | None = None
         self._client: QMPClient | None = None
@@ -64,7 +65,12 @@ class QemuVm:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self._pid
+
+    @property
+    def slot(self) -> Slot:
+        """The owner record and what else is on disk of this VM."""
+        return self._slot
 
     @property
     def uid(self) -> int:
@@ -160,7 +166,28 @@ class QemuVm:
                 cwd="/",
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
             )
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self._pid = self._process.pid
+            self._pidfd = os.pidfd_open(self._pid)
+
+    @classmethod
+    async def adopt(cls, fence: Fence, slot: Slot, qmp_deadline: float) -> QemuVm | None:
+        """Take over the VM of a slot that an earlier process made; None when it is dead or does not answer."""
+        pids = fence.cgroups.pids(slot.owner.cgroup)
+        if len(pids) != 1:
+            return None
+        vm = cls(fence, slot, qmp_deadline)
+        try:
+            vm._pid = pids.pop()
+            vm._pidfd = os.pidfd_open(vm._pid)
+            vm._handle = namespaces.open_handle(slot.owner.netns)
+            vm._watch()
+            await vm._connect_qmp()
+            vm.state = "running" if (await vm.execute("query-status"))["running"] else "paused"
+        except (OSError, GreenroomError) as error:
+            _log.warning("VM %s cannot be adopted: %s", slot.name, error)
+            await vm.detach()
+            return None
+        return vm
 
     def _watch(self) -> None:
         assert self._pidfd is not None  # noqa: S101
@@ -254,6 +281,23 @@ class QemuVm:
         owner = self._slot.owner
         return VmInfo(name=self.name, state=self.state, pid=self.pid, uid=owner.uid, netns=owner.netns)
 
+    async def detach(self) -> None:
+        """Let go of the VM without touching it: it runs on for whoever adopts it."""
+        self._unwatch()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+        await self._disconnect()
+        if self._process is not None:
+            # It is not ours to wait for any more; init will.
+            self._process.returncode = 0
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
+                await asyncio.wait_for(client.disconnect(), 5)
+
     async def destroy(self) -> None:
         """End the process and remove everything of the VM; safe to call twice and at any time."""
         if self._destroying is None:
@@ -263,16 +307,13 @@ class QemuVm:
     async def _destroy(self) -> None:
         self.state = "stopping"
         self._unwatch()
-        client, self._client = self._client, None
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
         await asyncio.to_thread(destroy_owner, self._slot.owner, self._fence.cgroups)
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
-        if client is not None:
-            with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
-                await asyncio.wait_for(client.disconnect(), 5)
+        await self._disconnect()
         self._fence.slots.give_back(self._slot)
         self.state = "stopped"
         self.ended.set()
