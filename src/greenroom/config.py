@@ -10,130 +10,137 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from greenroom.errors import SetupError
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+Length = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+"""A length of time that cannot be nothing, in the unit that the field's text names."""
+Amount = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
-class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the E2B dialect accepts from clients."""
 
-    max_body: int = 1 << 20
+    max_body: Positive = 1 << 20
     """Bytes of a request body; a larger one is answered 413 before it is parsed."""
-    default_timeout: int = 300
+    default_timeout: Positive = 300
     """Seconds a sandbox lives when a v2 create names no timeout (E2B's default)."""
-    default_timeout_v1: int = 15
+    default_timeout_v1: Positive = 15
     """The same for v1, whose contract had this shorter default."""
-    max_timeout: int = 86_400
+    max_timeout: Positive = 86_400
     """Seconds; E2B's largest plan allows one day."""
-    max_metadata: int = 64
+    max_metadata: Count = 64
     """Pairs of metadata, and separately of environment variables, in one create."""
-    page_limit: int = 100
+    page_limit: Positive = 100
     """Sandboxes on one page of a list, at most."""
-    call_deadline: float = 10.0
+    call_deadline: Length = 10.0
     """Seconds for a call to another role that does not start a sandbox."""
 
 
-class ClaimsConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a claim waits and is handed over."""
 
-    queue_wait: float = 10.0
+    queue_wait: Amount = 10.0
     """Seconds a claim may stand in a dry pool's queue before 503 with Retry-After."""
-    queue_length: int = 256
+    queue_length: Count = 256
     """Claims that may stand in one pool's queue; one more is refused at once."""
-    handover_deadline: float = 45.0
+    handover_deadline: Length = 45.0
     """Seconds from leaving the queue to an answering guest with its identity; then the VM is destroyed."""
-    parallel_handovers: int = 0
+    parallel_handovers: Count = 0
     """Guests that start at the same time; 0 means twice the CPU count. More only makes all of them later."""
-    clock_tolerance_ms: float = 20.0
+    clock_tolerance_ms: Length = 20.0
     """Guest clock error aimed at before hand-over (the promise is 50 ms)."""
-    retention: float = 3600.0
+    retention: Amount = 3600.0
     """Seconds an ended claim's key is remembered, so that a late retry learns its outcome."""
 
 
-class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
+class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How warm pools are filled."""
 
-    default_target: int = 4
+    default_target: Count = 4
     """Members of the pool that `greenroom up` declares for the base template."""
     default_warm: Literal["paused", "running"] = "paused"
     """How its members wait (see `wire.messages.PoolSpec`)."""
-    refill_parallel: int = 0
+    refill_parallel: Count = 0
     """Restores at the same time on one node; 0 means the CPU count."""
-    backoff_first: float = 0.25
+    backoff_first: Length = 0.25
     """Seconds refill pauses after a failed member; doubles with each further failure."""
-    backoff_last: float = 30.0
+    backoff_last: Length = 30.0
     """Upper bound of that pause, seconds."""
-    memory_floor_mib: int = 1024
+    memory_floor_mib: Count = 1024
     """Refill stops while less host memory than this is available."""
-    disk_floor_mib: int = 2048
+    disk_floor_mib: Count = 2048
     """Refill stops while the state directory's disk has less free than this."""
 
 
-class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
+class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The VM engine and the fence around each VM."""
 
     engine: Literal["qemu", "simulated"] = "qemu"
     """`simulated` runs no VM at all; it is never chosen unless asked for by this name."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     """`auto` boots a probe on KVM and falls back to TCG when that does not prove it usable."""
-    probe_deadline: float = 8.0
+    probe_deadline: Length = 8.0
     """Seconds for the KVM probe boot."""
-    boot_deadline: float = 240.0
+    boot_deadline: Length = 240.0
     """Seconds for the one cold boot that makes a golden snapshot."""
-    qmp_deadline: float = 20.0
+    qmp_deadline: Length = 20.0
     """Seconds for one QMP command."""
     cpu_model_tcg: str = "Nehalem"
     """SSE4.2 without AVX, which is dear to emulate (hashing 1.9 times faster than with `max`)."""
-    uid_base: int = 200_000
+    uid_base: Positive = 200_000
     """First uid of the range from which each VM gets one of its own; no account may lie in it."""
-    memory_overhead_mib: int = 192
+    memory_overhead_mib: Count = 192
     """Added to guest RAM for the cgroup limit: QEMU's own heap and translation cache."""
-    pids_max: int = 128
+    pids_max: Positive = 128
     """Threads of one QEMU; it runs on 5 to 8."""
-    cpu_headroom: float = 0.25
+    cpu_headroom: Amount = 0.25
     """CPUs above the guest's count that QEMU may use for its I/O thread."""
-    cpu_shares: int = 256
+    cpu_shares: Positive = 256
     """Relative weight against the host's own work (1024 is a normal process)."""
 
 
-class NodesConfig(msgspec.Struct, frozen=True, kw_only=True):
+class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How nodes and masters keep in touch."""
 
-    heartbeat: float = 1.0
+    heartbeat: Length = 1.0
     """Seconds between a node's heartbeats."""
-    lease: float = 6.0
+    lease: Length = 6.0
     """Seconds without a heartbeat after which a node gets no new work."""
-    relay_head_limit: int = 64 << 10
+    relay_head_limit: Positive = 64 << 10
     """Bytes of a request head on the relay."""
-    relay_head_deadline: float = 15.0
+    relay_head_deadline: Length = 15.0
     """Seconds in which a request head must arrive."""
-    relay_connect_deadline: float = 10.0
+    relay_connect_deadline: Length = 10.0
     """Seconds for connecting to a port in the guest."""
-    relay_connections: int = 4096
+    relay_connections: Positive = 4096
     """Relayed connections on one node; one more is answered 503."""
-    relay_connections_per_sandbox: int = 512
+    relay_connections_per_sandbox: Positive = 512
     """The same for one sandbox, answered 429."""
-    relay_idle_timeout: float = 660.0
+    relay_idle_timeout: Length = 660.0
     """Seconds a relayed connection may be silent; longer than the proxy's, so that the proxy closes first."""
 
 
-class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The entry point."""
 
     host: str = "127.0.0.1"
     """Address the entry listens on."""
-    port: int = 8700
+    port: Port = 8700
     """Its port; 0 takes a free one."""
     domain: str = ""
     """`<port>-<sandbox>.<domain>` reaches a port of a sandbox; empty means `localhost:<port>`."""
-    idle_timeout: float = 640.0
+    idle_timeout: Length = 640.0
     """Seconds a stream may be silent; longer than any keep-alive that E2B's clients ask for."""
-    max_connections: int = 10_000
+    max_connections: Positive = 10_000
     """Client connections; one more is refused."""
-    drain: float = 5.0
+    drain: Amount = 5.0
     """Seconds that running requests get when the proxy is told to stop."""
 
 

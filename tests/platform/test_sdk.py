@@ -192,6 +192,19 @@ def test_a_command_under_way_learns_that_its_sandbox_was_killed(sdk: Platform) -
         handle.wait()
 
 
+@pytest.mark.parametrize(
+    "end", ["busybox poweroff -f", "busybox reboot -f", "sh -c 'echo c > /proc/sysrq-trigger'"]
+)
+def test_a_guest_that_ends_itself_is_gone_and_the_list_says_so(sdk: Platform, end: str) -> None:
+    box = Sandbox.create(timeout=300)
+    box.commands.run(f"sudo {end}", background=True, timeout=0)
+    deadline = time.monotonic() + 60
+    while any(item.sandbox_id == box.sandbox_id for item in Sandbox.list().next_items()):
+        assert time.monotonic() < deadline, "a guest that has ended is still listed"
+    assert not box.is_running()
+    assert box.kill() is False
+
+
 async def test_twenty_sandboxes_at_once_are_twenty_different_machines(sdk: Platform) -> None:
     async def one(number: int) -> tuple[str, ...]:
         box = await AsyncSandbox.create(timeout=300, metadata={"number": str(number)})

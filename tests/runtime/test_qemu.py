@@ -13,15 +13,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from greenroom.errors import RuntimeFailure
+from greenroom.config import default_cache_dir
+from greenroom.errors import RuntimeFailure, SetupError
 from greenroom.runtime import golden as goldens
 from greenroom.runtime import guestclient, namespaces
 from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.engine import Golden, Identity, Vm
 from greenroom.runtime.qemu import QemuRuntime
 from greenroom.runtime.vm import QemuVm
+from greenroom.wire.tasks import spawn
 from tests.runtime.conftest import spec_in
 from tests.support.shell import sh
 
@@ -353,6 +356,36 @@ async def test_a_restore_that_fails_gives_everything_back(
     with pytest.raises(RuntimeFailure):
         await engine.restore(golden)
     assert engine.left() == before
+
+
+async def test_a_golden_that_is_being_made_can_be_given_up(engine: QemuRuntime, golden: Golden) -> None:
+    before = engine.left()
+    cached = {entry.name for entry in default_cache_dir().iterdir()}
+    booting = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def progress(step: str, _done: float | None) -> None:
+        if "booting" in step:
+            loop.call_soon_threadsafe(booting.set)
+
+    size = msgspec.structs.replace(golden.size, name=f"never-{secrets.token_hex(4)}")
+    making = spawn(engine.snapshot_golden("base", size, progress), "a golden")
+    await asyncio.wait_for(booting.wait(), 120)
+    engine.interrupt()
+    with pytest.raises(SetupError, match="given up"):
+        await making
+    assert engine.left() == before
+    left = {entry.name for entry in default_cache_dir().iterdir()} - cached
+    assert all(name.endswith(".lock") for name in left), left
+    for name in left:
+        (default_cache_dir() / name).unlink()
+
+
+async def test_a_guest_that_reboots_ends(engine: QemuRuntime, golden: Golden) -> None:
+    async with running(engine, golden) as vm:
+        with pytest.raises((OSError, TimeoutError, AssertionError)):
+            await sh(vm, "busybox reboot -f; sleep 60", deadline=30)
+        await asyncio.wait_for(vm.ended.wait(), 30)
 
 
 @contextlib.asynccontextmanager

@@ -139,10 +139,12 @@ class Bare:
         return spawned
 
     async def _connect(self, vm: BareVm) -> None:
-        await asyncio.wait_for(vm.client.connect(self._path(vm, "qmp")), self._deadline)
+        async with asyncio.timeout(self._deadline):
+            await vm.client.connect(self._path(vm, "qmp"))
 
     async def _execute(self, vm: BareVm, command: str, arguments: dict[str, Any] | None = None) -> Any:
-        return await asyncio.wait_for(vm.client.execute(command, arguments), self._deadline)
+        async with asyncio.timeout(self._deadline):
+            return await vm.client.execute(command, arguments)
 
     async def _load(self, vm: BareVm, state: int) -> None:
         """The same commands and the same waiting as `QemuRuntime.restore` and `QemuVm.migrated`."""
@@ -171,7 +173,8 @@ class Bare:
             vm.process.kill()
             await asyncio.to_thread(vm.process.wait)
         with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
-            await asyncio.wait_for(vm.client.disconnect(), 5)
+            async with asyncio.timeout(5):
+                await vm.client.disconnect()
         for name in ("overlay", "qmp", "log"):
             with contextlib.suppress(OSError):
                 os.unlink(self._path(vm, name))

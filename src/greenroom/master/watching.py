@@ -47,7 +47,8 @@ class NodeWatch:
             if remaining <= 0:
                 break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._next.wait(), remaining)
+                async with asyncio.timeout(remaining):
+                    await self._next.wait()
         return self._membership.nodes()
 
     async def run(self) -> None:
@@ -60,4 +61,5 @@ class NodeWatch:
             # Heartbeats only move expiries later, so sleeping to the first one known is never too long.
             pause = None if due is None else max(0.0, due - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._rearmed.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._rearmed.wait()

@@ -322,7 +322,8 @@ class Keeper:
             next_end = self._deadlines.next()
             pause = min(60.0, max(0.0, next_end - time.time())) if next_end is not None else 60.0
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._moved.wait()
 
 
 async def _nothing_to_cut(_sandbox_id: str) -> None:

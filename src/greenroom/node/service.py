@@ -103,7 +103,7 @@ async def _serve(
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
     warmer.adopt(keeper.adopt(found))
-    engine = await runtime.describe()
+    engine = await runtime.describe(tell_progress)
     if engine.engine != "simulated":
         await runtime.prepare_image("base", tell_progress)
     relay_host, relay_port = await relay.start(spec.host, 0)
@@ -111,13 +111,14 @@ async def _serve(
     await stack.enter_async_context(warmer)
     await stack.enter_async_context(keeper)
     sock = listen(spec.host, spec.port)
+    own_url = url_of(sock)
     drained = False
 
     def status() -> NodeStatus:
         return NodeStatus(
             name=spec.name,
             code=keeper.code,
-            api_url=url_of(sock),
+            api_url=own_url,
             relay_host=relay_host,
             relay_port=relay_port,
             engine=engine.engine,
@@ -139,6 +140,9 @@ async def _serve(
     def drain() -> None:
         nonlocal drained
         drained = True
+        # A golden or an image that is still being made is given up; it would be of use to nobody.
+        interrupt()
+        runtime.interrupt()
 
     app.state.on_leave = [drain]
     async with contextlib.aclosing(serve(app, sock)) as urls:

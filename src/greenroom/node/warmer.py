@@ -258,7 +258,8 @@ class Warmer:
             if held:
                 times.append(1.0)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kick.wait(), max(0.001, min(times)) if times else None)
+                async with asyncio.timeout(max(0.001, min(times)) if times else None):
+                    await self._kick.wait()
 
     def _made(self, task: asyncio.Task[None]) -> None:
         self._making.discard(task)

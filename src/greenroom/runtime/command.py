@@ -61,6 +61,8 @@ def qemu(machine: Machine, fds: Descriptors, *, boot: tuple[str, str] | None = N
         machine.binary,
         "-nodefaults",
         "-no-user-config",
+        # A guest that reboots would come up as a machine that nobody has introduced: let it end instead.
+        "-no-reboot",
         "-display", "none",
         "-machine", f"pc,accel={machine.accelerator},memory-backend=ram,usb=off,suppress-vmdesc=on",
         "-cpu", machine.cpu_model,

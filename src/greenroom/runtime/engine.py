@@ -19,6 +19,10 @@ Progress = Callable[[str, float | None], None]
 """Told the present step in plain words and, where known, how much of it is done (0 to 1)."""
 
 
+def quiet(_step: str, _done: float | None) -> None:
+    """A Progress that tells nobody."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is on this machine. `reason` says why this accelerator was chosen."""
 
@@ -106,8 +110,8 @@ class Adopted(NamedTuple):
 class Runtime(Protocol):
     """A VM engine."""
 
-    async def describe(self) -> EngineInfo:
-        """Which engine and accelerator this is. The first call may take a probe boot."""
+    async def describe(self, progress: Progress = quiet) -> EngineInfo:
+        """Which engine and accelerator this is. The first call may build boot files and take a probe boot."""
 
     async def prepare_image(self, template: str, progress: Progress) -> None:
         """Have the template's image on this machine. Raises SetupError when it cannot be had."""
@@ -141,6 +145,9 @@ class Runtime(Protocol):
 
     async def adopt(self) -> list[Adopted]:
         """Take over the VMs that an earlier run of this node left alive. Call once, before `sweep`."""
+
+    def interrupt(self) -> None:
+        """Give up a golden snapshot that is being made: the process is about to leave. Never blocks."""
 
     async def detach(self) -> None:
         """Let go of every VM and leave all of them as they are, for the next run to adopt."""

@@ -23,7 +23,7 @@ from greenroom.errors import RuntimeFailure
 from greenroom.images.base import Image
 from greenroom.images.commands import run
 from greenroom.runtime import guestclient, memory
-from greenroom.runtime.command import SANDBOX, Machine, qemu
+from greenroom.runtime.command import Descriptors, Machine, qemu
 from greenroom.runtime.engine import Golden, Progress
 from greenroom.runtime.vm import Fence, QemuVm
 
@@ -39,8 +39,10 @@ WARM_UP = (
 
 def key(image: Image, machine: Machine, version: str) -> str:
     """The name of the golden that these make together."""
-    parts = (_FORMAT, image.digest, machine.accelerator, machine.cpu_model, version, SANDBOX, WARM_UP)
-    text = "\0".join([*parts, msgspec.json.encode(machine.size).decode()])
+    # Any change of the command line may be one of devices, which the snapshot would not fit any more.
+    nowhere = Descriptors(ram=0, qmp=0, tap=0, overlay=0, backing=(0, 0))
+    parts = (_FORMAT, image.digest, version, WARM_UP, machine.size.name, *qemu(machine, nowhere))
+    text = "\0".join(parts)
     return "golden-" + hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -101,7 +103,8 @@ async def build(
             await vm.migrated(60)
             vm.state = "stopping"
             await vm.execute("quit")
-            await asyncio.wait_for(vm.ended.wait(), 30)
+            async with asyncio.timeout(30):
+                await vm.ended.wait()
             await asyncio.to_thread(shutil.copyfile, vm.directory / "overlay.qcow2", target / "disk.qcow2")
         finally:
             await vm.destroy()

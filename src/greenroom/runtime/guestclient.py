@@ -16,6 +16,7 @@ import msgspec
 
 from greenroom.errors import RuntimeFailure
 from greenroom.runtime.engine import ClockReading, Identity, Vm
+from greenroom.wire.tasks import spawn, stop
 
 AGENT_PORT = 49983
 _ANSWER_LIMIT = 1 << 20
@@ -32,12 +33,30 @@ async def request(
     headers: dict[str, str] | None = None,
     content_type: str = "application/json",
 ) -> tuple[int, bytes]:
-    """One request to the agent; returns (status, body). Raises OSError or TimeoutError when it is not there."""
+    """One request to the agent; returns (status, body).
+
+    Raises OSError when it is not there or its VM ends meanwhile (a dead guest resets nothing), TimeoutError
+    after `deadline` seconds.
+    """
+    asking = spawn(_request(vm, method, path, body, deadline, headers or {}, content_type), f"ask {vm.name}")
+    ended = spawn(vm.ended.wait(), f"end of {vm.name}")
+    try:
+        await asyncio.wait({asking, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise ConnectionResetError("the VM ended before its agent had answered")
+        return asking.result()
+    finally:
+        await stop(asking, ended)
+
+
+async def _request(
+    vm: Vm, method: str, path: str, body: object, deadline: float, headers: dict[str, str], content_type: str
+) -> tuple[int, bytes]:
     payload = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
     lines = [f"{method} {path} HTTP/1.1", "Host: guest", "Connection: close"]
     if body is not None:
         lines += [f"Content-Type: {content_type}", f"Content-Length: {len(payload)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     async with asyncio.timeout(deadline):
         sock = await vm.connect(AGENT_PORT, deadline)
         loop = asyncio.get_running_loop()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,7 +25,16 @@ from greenroom.runtime import golden as goldens
 from greenroom.runtime import guestclient, namespaces, probe
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine, qemu
-from greenroom.runtime.engine import Adopted, ClockReading, EngineInfo, Golden, Identity, Progress, Vm
+from greenroom.runtime.engine import (
+    Adopted,
+    ClockReading,
+    EngineInfo,
+    Golden,
+    Identity,
+    Progress,
+    Vm,
+    quiet,
+)
 from greenroom.runtime.golden import Loaded
 from greenroom.runtime.slots import Origin, Slot, Slots
 from greenroom.runtime.vm import Fence, QemuVm, destroy_owner
@@ -47,7 +58,7 @@ class QemuRuntime:
         self._goldens: dict[str, Loaded] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
-        self._progress: Progress = lambda _step, _done: None
+        self._building: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = set()
 
     def _limits(self, machine: Machine) -> Limits:
         size, settings = machine.size, self._settings
@@ -58,16 +69,16 @@ class QemuRuntime:
             cpu_shares=settings.cpu_shares,
         )
 
-    async def describe(self) -> EngineInfo:
+    async def describe(self, progress: Progress = quiet) -> EngineInfo:
         if self._info is None:
-            self._info = await asyncio.to_thread(self._probe)
+            self._info = await asyncio.to_thread(self._probe, progress)
             _log.info(
                 "engine qemu %s on %s: %s", self._info.version, self._info.accelerator, self._info.reason
             )
         return self._info
 
-    def _probe(self) -> EngineInfo:
-        boot = base.boot_files(self._cache, self._progress)
+    def _probe(self, progress: Progress) -> EngineInfo:
+        boot = base.boot_files(self._cache, progress)
         verdict = probe.choose(
             self._settings.accelerator, boot, self._settings.probe_deadline, self._cache / "kvm-verdict.json"
         )
@@ -81,14 +92,13 @@ class QemuRuntime:
     async def prepare_image(self, template: str, progress: Progress) -> None:
         if template != "base":
             raise UnknownTemplate(f"this node has no image for the template {template!r}")
-        self._progress = progress
         self._images[template] = await asyncio.to_thread(base.ensure, self._cache, progress)
 
     async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
         if template not in self._images:
             await self.prepare_image(template, progress)
         image = self._images[template]
-        info = await self.describe()
+        info = await self.describe(progress)
         machine = Machine(
             binary=find(probe.BINARY),
             accelerator=info.accelerator,
@@ -112,17 +122,12 @@ class QemuRuntime:
         blank = goldens.blank_overlay(self._cache, machine.size.disk_mib)
 
         def build(target: Path) -> None:
+            deadline = self._settings.boot_deadline
             asyncio.run(
-                goldens.build(
-                    target,
-                    name,
-                    image,
-                    machine,
-                    template,
-                    self._fence,
-                    blank,
-                    progress,
-                    self._settings.boot_deadline,
+                self._interruptible(
+                    goldens.build(
+                        target, name, image, machine, template, self._fence, blank, progress, deadline
+                    )
                 )
             )
 
@@ -131,6 +136,22 @@ class QemuRuntime:
         golden = msgspec.json.decode((directory / "golden.json").read_bytes(), type=Golden)
         holders = [vm.pid for vm in self._vms.values() if vm.pid is not None and vm.state != "stopping"]
         return Loaded(golden, directory, image, machine, holders)
+
+    async def _interruptible(self, building: Coroutine[Any, Any, None]) -> None:
+        """Run `building` on this thread's loop so that `interrupt` can end it from another."""
+        task = asyncio.create_task(building)  # noqa: TID251 (awaited right here)
+        entry = (asyncio.get_running_loop(), task)
+        self._building.add(entry)
+        try:
+            await task
+        except asyncio.CancelledError:
+            raise SetupError("the golden snapshot was given up, because the node is leaving") from None
+        finally:
+            self._building.discard(entry)
+
+    def interrupt(self) -> None:
+        for loop, task in list(self._building):
+            loop.call_soon_threadsafe(task.cancel)
 
     async def restore(self, golden: Golden) -> Vm:
         loaded = self._goldens.get(golden.digest)

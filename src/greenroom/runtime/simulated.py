@@ -11,7 +11,17 @@ import itertools
 import socket
 
 from greenroom.errors import RuntimeFailure
-from greenroom.runtime.engine import Adopted, ClockReading, EngineInfo, Golden, Identity, Progress, Vm, VmInfo
+from greenroom.runtime.engine import (
+    Adopted,
+    ClockReading,
+    EngineInfo,
+    Golden,
+    Identity,
+    Progress,
+    Vm,
+    VmInfo,
+    quiet,
+)
 from greenroom.wire.messages import Size
 
 
@@ -42,7 +52,7 @@ class SimulatedRuntime:
         self.vms: dict[str, SimulatedVm] = {}
         self._numbers = itertools.count(1)
 
-    async def describe(self) -> EngineInfo:
+    async def describe(self, progress: Progress = quiet) -> EngineInfo:
         return EngineInfo(engine="simulated", accelerator="none", version="1", reason="asked for by name")
 
     async def prepare_image(self, template: str, progress: Progress) -> None:
@@ -94,6 +104,9 @@ class SimulatedRuntime:
     async def adopt(self) -> list[Adopted]:
         """Nothing outlives the process that simulates it."""
         return []
+
+    def interrupt(self) -> None:
+        """Nothing takes long here."""
 
     async def detach(self) -> None:
         await self.close()

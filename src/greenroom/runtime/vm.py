@@ -213,7 +213,8 @@ class QemuVm:
         client = QMPClient(self.name)
         with _short_path(self._slot.directory) as short:
             try:
-                await asyncio.wait_for(client.connect(f"{short}/qmp"), self._deadline)
+                async with asyncio.timeout(self._deadline):
+                    await client.connect(f"{short}/qmp")
             except (QMPError, OSError, TimeoutError) as error:
                 raise RuntimeFailure(f"a VM's QEMU does not answer: {self.last_words() or error}") from error
         self._client = client
@@ -230,7 +231,8 @@ class QemuVm:
         if self._client is None:
             raise RuntimeFailure("the VM has no QMP connection any more")
         try:
-            return await asyncio.wait_for(self._client.execute(command, arguments), self._deadline)
+            async with asyncio.timeout(self._deadline):
+                return await self._client.execute(command, arguments)
         except (QMPError, OSError, TimeoutError) as error:
             raise RuntimeFailure(f"QMP {command} failed: {error or type(error).__name__}") from error
 
@@ -269,7 +271,8 @@ class QemuVm:
         sock = namespaces.open_socket(self._handle)
         try:
             loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.sock_connect(sock, (namespaces.GUEST_ADDRESS, port)), deadline)
+            async with asyncio.timeout(deadline):
+                await loop.sock_connect(sock, (namespaces.GUEST_ADDRESS, port))
         except BaseException:
             namespaces.reset_on_close(sock)
             sock.close()
@@ -296,7 +299,8 @@ class QemuVm:
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
-                await asyncio.wait_for(client.disconnect(), 5)
+                async with asyncio.timeout(5):
+                    await client.disconnect()
 
     async def destroy(self) -> None:
         """End the process and remove everything of the VM; safe to call twice and at any time."""
