@@ -16,7 +16,7 @@ import msgspec
 
 from greenroom.errors import RuntimeFailure
 from greenroom.runtime.engine import ClockReading, Identity, Vm
-from greenroom.wire.tasks import spawn, stop
+from greenroom.wire.tasks import stop
 
 AGENT_PORT = 49983
 _ANSWER_LIMIT = 1 << 20
@@ -38,8 +38,12 @@ async def request(
     Raises OSError when it is not there or its VM ends meanwhile (a dead guest resets nothing), TimeoutError
     after `deadline` seconds.
     """
-    asking = spawn(_request(vm, method, path, body, deadline, headers or {}, content_type), f"ask {vm.name}")
-    ended = spawn(vm.ended.wait(), f"end of {vm.name}")
+    # Not by `spawn`: what these raise is this function's answer, and no background task's failure.
+    loop = asyncio.get_running_loop()
+    asking: asyncio.Task[tuple[int, bytes]] = loop.create_task(
+        _request(vm, method, path, body, deadline, headers or {}, content_type)
+    )
+    ended = loop.create_task(vm.ended.wait())
     try:
         await asyncio.wait({asking, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():

@@ -28,10 +28,7 @@ def _finished(task: asyncio.Task[Any]) -> None:
     _running.discard(task)
     if task.cancelled() or (error := task.exception()) is None:
         return
-    if isinstance(error, OSError | TimeoutError):
-        # What the outside world does is no fault of ours; whoever awaits the task decides what it means.
-        _log.debug("task %s: %r", task.get_name(), error)
-    elif isinstance(error, GreenroomError):
+    if isinstance(error, GreenroomError):
         _log.info("task %s: %s: %s", task.get_name(), error.kind, error.message)
     else:
         _log.error("task %s failed", task.get_name(), exc_info=error)
