@@ -18,7 +18,7 @@ dev: ## the same and what tests and lint need
 	@scripts/setup.sh dev
 
 run: setup ## the main job: start the platform, one sandbox, one command, stop; each step with its time
-	@$(BIN)/greenroom demo
+	@$(BIN)/greenroom demo $(DEMO_ARGS)
 
 test: dev ## everything that a change must not break (boots real microVMs; as root)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -21,6 +21,13 @@ def notes(home: Home) -> list[str]:
     return home.journal.read_text(encoding="utf-8").splitlines() if home.journal.exists() else []
 
 
+def kept_sandbox(home: Home) -> str:
+    """Id of a sandbox that stays; what was noted of its making is forgotten."""
+    sandbox = home.run("run", "--keep", "--", "true").stderr.split()[2]
+    home.journal.unlink()
+    return sandbox
+
+
 def test_env_prints_what_a_shell_needs(home: Home) -> None:
     home.up()
     printed = home.ok("env")
@@ -54,7 +61,7 @@ def test_the_commands_say_when_nothing_runs(home: Home) -> None:
         done = home.run(*command)
         assert done.returncode == 1
         assert "nothing is running" in done.stderr
-        assert "greenroom up --detach" in done.stderr
+        assert f"`greenroom --state-dir {home.state.root} up --detach` starts it" in done.stderr
         assert not home.state.root.exists(), "asking makes nothing"
 
 
@@ -78,9 +85,9 @@ def test_run_tells_a_signal_as_a_shell_does(home: Home) -> None:
     assert home.run("run", "--", "sh", "-c", "kill -9 $$").returncode in (137, 128 + 9)
 
 
-def test_run_kills_its_sandbox_on_ctrl_c_and_sigterm(home: Home) -> None:
+def test_run_kills_its_sandbox_on_every_signal_that_asks_for_its_end(home: Home) -> None:
     home.up()
-    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
         home.journal.unlink(missing_ok=True)
         process = home.start("run", "--", "sleep", "300")
         eventually(lambda: any(line.startswith("running") for line in notes(home)), "the command's start")
@@ -100,6 +107,85 @@ def test_run_ends_quietly_when_nobody_reads_on(home: Home) -> None:
     )  # fmt: skip
     assert done.stdout == "y\n"
     assert "Traceback" not in done.stderr
+    assert notes(home)[-1].startswith("killed")
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
+@pytest.mark.parametrize("moment", ["running", "not seen to start"])
+def test_exec_ends_its_command_before_it_leaves(home: Home, number: signal.Signals, moment: str) -> None:
+    if moment == "not seen to start":
+        home.environment["GREENROOM_STANDIN_START_DELAY"] = "60"
+    home.up()
+    sandbox = kept_sandbox(home)
+    process = home.start("exec", sandbox, "--", "sh", "-c", "echo on; sleep 4321")
+    eventually(lambda: any(line.startswith("running") for line in notes(home)), "the command's start")
+    if moment == "running":
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+    command = int(next(line for line in notes(home) if line.startswith("running")).split()[1])
+    process.send_signal(number)
+    _out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, err) == (128 + number, b"")
+    assert f"signalled {command} SIGNAL_SIGKILL" in notes(home)
+    eventually(lambda: ProcessId.of(command) is None, "the end of the command")
+    assert not any(line.startswith("killed") for line in notes(home)), "the sandbox stays"
+
+
+def test_a_kept_sandbox_keeps_no_command_that_nobody_waits_for(home: Home) -> None:
+    home.up()
+    process = home.start("run", "--keep", "--", "sleep", "4321")
+    eventually(lambda: any(line.startswith("running") for line in notes(home)), "the command's start")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE)
+    assert notes(home)[-1].endswith("SIGNAL_SIGKILL")
+
+
+def test_exec_whose_reader_has_left_ends_its_command(home: Home) -> None:
+    home.up()
+    line = " ".join(map(shlex.quote, home.command("exec", kept_sandbox(home), "--", "yes")))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -n 1"], env=home.environment, capture_output=True, text=True,
+        timeout=DEADLINE, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("y\n", "")
+    assert notes(home)[-1].endswith("SIGNAL_SIGKILL")
+
+
+def test_the_simulated_engine_runs_no_commands_and_makes_no_sandbox_for_one(home: Home) -> None:
+    home.up("--engine", "simulated")
+    for command in (["run", "--", "true"], ["exec", "i" + "0" * 19, "--", "true"], ["bench", "claim"]):
+        done = home.run(*command)
+        assert done.returncode == 1
+        assert "the simulated engine, which has no VMs and runs no commands" in done.stderr
+        assert f"`greenroom --state-dir {home.state.root} down`" in done.stderr
+    assert notes(home) == []
+    assert "no command: the simulated engine" in home.ok("demo", *home.up_options())
+
+
+def test_output_that_cannot_be_written_is_an_error_of_its_own(home: Home) -> None:
+    home.up()
+    for command in (
+        ["run", "--", "yes"],
+        ["status"],
+        ["status", "--json"],
+        ["env"],
+        ["keys", "list"],
+        ["version"],
+    ):
+        done = subprocess.run(
+            ["bash", "-c", " ".join(map(shlex.quote, home.command(*command))) + " >/dev/full"],
+            env=home.environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, command
+        assert done.stderr == "error: cannot write the output: No space left on device\n", command
+    assert notes(home)[-1].startswith("killed")
+    line = " ".join(map(shlex.quote, home.command("run", "--", "sh", "-c", "yes >&2")))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} 2>/dev/full"], env=home.environment, timeout=DEADLINE, check=False
+    )
+    assert done.returncode == 1
     assert notes(home)[-1].startswith("killed")
 
 
@@ -133,7 +219,7 @@ def test_exec_uses_a_kept_sandbox(home: Home) -> None:
     home.up()
     kept = home.run("run", "--keep", "--", "true")
     sandbox = kept.stderr.split()[2]
-    assert f"greenroom exec {sandbox} --" in kept.stderr
+    assert f"`greenroom --state-dir {home.state.root} exec {sandbox} -- …`" in kept.stderr
     done = home.run("exec", "--env", "A=1", sandbox, "--", "sh", "-c", 'echo "$A"; exit 3')
     assert (done.returncode, done.stdout) == (3, "1\n")
     assert not any(line.startswith("killed") for line in notes(home))
@@ -192,7 +278,12 @@ def test_keys_without_a_running_platform(home: Home) -> None:
     assert secret.endswith(found["hint"])
     assert secret not in home.ok("keys", "list")
     assert home.ok("keys", "revoke", found["id"]) == f"revoked {found['id']}\n"
-    assert home.run("keys", "revoke", found["id"]).returncode == 1
+    assert home.ok("keys", "revoke", found["id"]) == f"{found['id']} is revoked already\n"
+    other = home.run("keys", "create", "ci").stderr.split()[4].rstrip(";")
+    by_name = home.run("keys", "revoke", "ci")
+    assert by_name.returncode == 1
+    assert f"The id of keys named ci: {found['id']} (revoked), {other}" in by_name.stderr
+    assert "there is no key nonsense" in home.run("keys", "revoke", "nonsense").stderr
     assert json.loads(home.ok("keys", "list", "--json"))[0]["revoked_at"] is not None
     assert "1 to 100 printable" in home.run("keys", "create", "").stderr
 

@@ -16,6 +16,7 @@ from greenroom.cli.options import (
     StateDirOption,
     cache_dir_of,
     examples,
+    group_options,
     state_dir_of,
 )
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from greenroom.bench.report import Meter, Table
     from greenroom.bench.restore import RestoreReport
     from greenroom.bench.summaries import Summary
+    from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.records import StateDir
     from greenroom.cli.target import Target
     from greenroom.runtime.engine import EngineInfo
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _bench = typer.Typer(
+    callback=group_options,
     help="Measure this machine: restores against bare QEMU, warm claims against restores on demand.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -65,7 +68,13 @@ def restore(
     context: typer.Context,
     count: Annotated[
         int,
-        typer.Option("--count", metavar="N", min=1, max=10_000, help="VMs in a batch, all alive at once."),
+        typer.Option(
+            "--count",
+            metavar="N",
+            min=1,
+            max=10_000,
+            help="VMs in one batch, all alive at once; a batch for each round, side and --parallel number.",
+        ),
     ] = 20,
     parallel: Annotated[
         str, typer.Option("--parallel", metavar="N,N…", help="Restores at the same time, one batch for each.")
@@ -97,7 +106,9 @@ def restore(
 
     from greenroom.bench import report as reports
     from greenroom.bench import restore as measuring
-    from greenroom.config import RoleSpec, load
+    from greenroom.cli.interrupts import Interrupts
+    from greenroom.cli.words import load_settings
+    from greenroom.config import RoleSpec
     from greenroom.master.catalogue import BASE, BASE_SIZE
 
     plan = measuring.RestorePlan(
@@ -111,12 +122,12 @@ def restore(
     plan.check()
     if json is not None:
         reports.check_writable(json)
-    config = load(state_dir_of(context, state_dir))
+    config = load_settings(state_dir_of(context, state_dir))
     if accelerator is not None:
         config = msgspec.structs.replace(
             config, vm=msgspec.structs.replace(config.vm, accelerator=accelerator)
         )
-    with _temporary_directory() as directory, _meter() as meter:
+    with Interrupts() as interrupts, _temporary_directory() as directory, _meter() as meter:
         spec = RoleSpec(
             role="node",
             replica=0,
@@ -124,9 +135,7 @@ def restore(
             cache_dir=str(cache_dir_of(context, cache_dir)),
             config=config,
         )
-        status, found = _run(lambda: measuring.run(spec, plan, meter))
-    if found is None:
-        return status
+        found = _run(interrupts, lambda: measuring.run(spec, plan, meter))
     return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
 
 
@@ -141,7 +150,13 @@ def claim(
     context: typer.Context,
     count: Annotated[
         int,
-        typer.Option("--count", metavar="N", min=1, max=10_000, help="Claims of each kind, one at a time."),
+        typer.Option(
+            "--count",
+            metavar="N",
+            min=1,
+            max=10_000,
+            help="Claims of each kind (warm, dry) in all, spread over the rounds; one at a time.",
+        ),
     ] = 20,
     rounds: Annotated[
         int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the kinds swap places.")
@@ -163,6 +178,7 @@ def claim(
     """
     from greenroom.bench import claim as measuring
     from greenroom.bench import report as reports
+    from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.records import StateDir
     from greenroom.master.catalogue import BASE
 
@@ -170,12 +186,11 @@ def claim(
     if json is not None:
         reports.check_writable(json)
     state = StateDir(state_dir_of(context, state_dir))
-    if state.running() is not None:
-        status, found = _measure_claims(state, key_file, plan)
-    else:
-        status, found = _on_own_platform(cache_dir_of(context, cache_dir), warm, plan)
-    if found is None:
-        return status
+    with Interrupts() as interrupts:
+        if state.running() is not None:
+            found = _measure_claims(interrupts, state, key_file, plan)
+        else:
+            found = _on_own_platform(interrupts, cache_dir_of(context, cache_dir), warm, plan)
     return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
 
 
@@ -190,10 +205,8 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _on_own_platform(cache_dir: Path, warm: int, plan: ClaimPlan) -> tuple[int, ClaimReport | None]:
+def _on_own_platform(interrupts: Interrupts, cache_dir: Path, warm: int, plan: ClaimPlan) -> ClaimReport:
     """Start a platform in a temporary directory, measure it and stop it, whatever happens between."""
-    import signal
-
     from greenroom.cli.launch import bring_up, take_down
     from greenroom.cli.leftovers import describe
     from greenroom.cli.output import warn
@@ -202,31 +215,21 @@ def _on_own_platform(cache_dir: Path, warm: int, plan: ClaimPlan) -> tuple[int, 
     from greenroom.cli.reports import reporter_for
     from greenroom.errors import RuntimeFailure
 
-    def terminate(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
     warn("no platform is running; starting one for this")
     with _temporary_directory() as directory:
         options = UpOptions(state_dir=str(directory / "state"), cache_dir=str(cache_dir), port=0, warm=warm)
         state = StateDir(directory / "state")
         reporter = reporter_for(sys.stderr)
-        before = {
-            number: signal.signal(number, terminate) for number in _signals() if number != signal.SIGINT
-        }
         try:
-            bring_up(options, reporter)
-            return _measure_claims(state, None, plan)
+            bring_up(options, reporter, interrupts)
+            interrupts.release()
+            return _measure_claims(interrupts, state, None, plan)
         finally:
-            # A second Ctrl-C while things are being removed would leave the rest of them behind.
-            for number in (signal.SIGINT, *before):
-                signal.signal(number, signal.SIG_IGN)
+            interrupts.hold()
             try:
                 stopped = take_down(state, 60.0, reporter)
             finally:
                 reporter.close()
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                for number, handler in before.items():
-                    signal.signal(number, handler)
             if not stopped.clean:
                 raise RuntimeFailure(
                     "the platform that was started for this left something behind\n"
@@ -235,16 +238,17 @@ def _on_own_platform(cache_dir: Path, warm: int, plan: ClaimPlan) -> tuple[int, 
 
 
 def _measure_claims(
-    state: StateDir, key_file: Path | None, plan: ClaimPlan
-) -> tuple[int, ClaimReport | None]:
+    interrupts: Interrupts, state: StateDir, key_file: Path | None, plan: ClaimPlan
+) -> ClaimReport:
     """Measure the platform of `state`."""
     from greenroom.bench import claim as measuring
-    from greenroom.cli.target import find_target
+    from greenroom.cli.target import check_runs_commands, find_target
     from greenroom.errors import NodeUnavailable
     from greenroom.wire.calling import role_client
     from greenroom.wire.credentials import own_token
 
     target = find_target(state.root, key_file)
+    check_runs_commands(state.root)
     token = own_token(state.secrets, "operator")
     masters = [role.url for role in state.roles() if role.role == "master" and role.state == "ready"]
     if not masters:
@@ -259,7 +263,7 @@ def _measure_claims(
             async with _one_try(target) as platform, role_client(token) as client:
                 return await measuring.run(platform, client, masters[0], engine_of, plan, meter)
 
-        return _run(work)
+        return _run(interrupts, work)
 
 
 def _engine_of(state: StateDir, node: NodeStatus) -> EngineInfo:
@@ -328,58 +332,23 @@ def _one_try(target: Target) -> contextlib.AbstractAsyncContextManager[Platform]
     return OneTry()
 
 
-def _signals() -> list[int]:
-    """The signals that ask us to stop, without those that we were told to ignore (`nohup`)."""
-    import signal
+def _run(interrupts: Interrupts, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a benchmark to its end, or to the end of its clean-up when a signal stops it (Interrupted).
 
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> tuple[int, T | None]:
-    """Run a benchmark to its end, or to the end of its clean-up when a signal stops it.
-
-    Returns its result with status 0, or None with the status of a command that a signal ended. Only the first
-    signal counts: a second one would interrupt the clean-up. It runs on the event loop that nodes run on.
+    It runs on the event loop that nodes run on.
     """
-    import asyncio
     import logging
-    import signal
 
     import uvloop
 
     from greenroom.cli.output import warn
 
     logging.getLogger("qemu").setLevel(logging.CRITICAL)
-    received: list[int] = []
-
-    async def whole() -> T | None:
-        me = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-
-        def interrupt(number: int) -> None:
-            if me is not None and not received:
-                received.append(number)
-                warn("stopping; what was made is removed first")
-                me.cancel()
-
-        for number in handlers:
-            loop.add_signal_handler(number, interrupt, number)
-        try:
-            return await work()
-        except asyncio.CancelledError:
-            if received:
-                return None
-            raise
-
-    handlers = {number: signal.getsignal(number) for number in _signals()}
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            result = runner.run(whole())
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return (128 + received[0] if received else 0), (None if received else result)
+    return interrupts.run(
+        work,
+        on_stop=lambda: warn("stopping; what was made is removed first"),
+        loop_factory=uvloop.new_event_loop,
+    )
 
 
 @contextlib.contextmanager

@@ -63,7 +63,6 @@ TOOLS = (
     Tool("prlimit", "util-linux", "bounds VM processes"),
     Tool("nft", "nftables", "shows the packet filter", needed=False),
     Tool("ip", "iproute2", "shows the network namespaces", needed=False),
-    Tool("busybox", "busybox-static", "is a rescue shell; the guest has its own", needed=False),
 )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import time
 import urllib.parse
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -40,6 +40,8 @@ CREATE_DEADLINE = 120.0
 """Seconds over which a create that is answered `try again` is repeated, with one key for all tries."""
 PING_INTERVAL = 20
 """Seconds of silence after which the agent is asked to send a sign of life."""
+KILL_DEADLINE = 5.0
+"""Seconds for ending a command that nobody waits for any more."""
 SILENCE_LIMIT = 90.0
 """Seconds without any byte after which a stream counts as lost."""
 
@@ -92,7 +94,8 @@ class Client:
                 return await asyncio.shield(attempt)
             except asyncio.CancelledError:
                 with contextlib.suppress(GreenroomError, TimeoutError):
-                    made = await asyncio.wait_for(attempt, 30.0)
+                    async with asyncio.timeout(30.0):
+                        made = await attempt
                     await self.kill(made.sandbox_id)
                 raise
             except TemporaryError as error:
@@ -115,30 +118,30 @@ class Client:
         return True
 
     async def run(
-        self, sandbox: SandboxHandle, command: str, env: dict[str, str] | None = None
-    ) -> AsyncIterator[Message]:
+        self, sandbox: SandboxHandle, command: str, env: dict[str, str] | None = None, tag: str = ""
+    ) -> AsyncGenerator[Message, None]:
         """Run a shell command line; yields its start, output as it comes, and end.
 
-        The command has no time limit of its own. Raises StreamError and the like when the sandbox refuses,
+        The command has no time limit of its own, and goes on when this generator is closed; `kill_command`
+        ends it by the tag that it was given. Raises StreamError and the like when the sandbox refuses,
         NodeUnavailable when the stream is lost.
         """
         process: dict[str, Any] = {"cmd": "/bin/bash", "args": ["-l", "-c", command]}
         if env:
             process["envs"] = env
+        request: dict[str, Any] = {"process": process, "stdin": False}
+        if tag:
+            request["tag"] = tag
         headers = {
             "Content-Type": "application/connect+json",
-            "Connect-Protocol-Version": "1",
             "Keepalive-Ping-Interval": str(PING_INTERVAL),
-            "E2b-Sandbox-Id": sandbox.sandbox_id,
-            "E2b-Sandbox-Port": str(AGENT_PORT),
+            **_agent_headers(sandbox),
         }
-        if sandbox.token:
-            headers["X-Access-Token"] = sandbox.token
         reader = FrameReader()
         try:
             async with self._opened().post(
                 f"{self._target.url}/process.Process/Start",
-                data=encode_frame({"process": process, "stdin": False}),
+                data=encode_frame(request),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE_LIMIT),
                 allow_redirects=False,
@@ -155,6 +158,31 @@ class Client:
                 f"the connection to sandbox {sandbox.sandbox_id} was lost; "
                 "it was killed, reached its end of life, or its node is down"
             ) from error
+
+    async def kill_command(self, sandbox: SandboxHandle, tag: str, *, started: bool) -> bool:
+        """SIGKILL to a command and all of its session; True when it was sent. Takes up to KILL_DEADLINE seconds.
+
+        A command that was not seen to start may still be on its way into the sandbox, so it is looked for
+        until then; one that did and cannot be found has ended.
+        """
+        headers = {"Content-Type": "application/json", **_agent_headers(sandbox)}
+        body = msgspec.json.encode({"process": {"tag": tag}, "signal": "SIGNAL_SIGKILL"})
+        try:
+            async with asyncio.timeout(KILL_DEADLINE):
+                while True:
+                    async with self._opened().post(
+                        f"{self._target.url}/process.Process/SendSignal",
+                        data=body,
+                        headers=headers,
+                        allow_redirects=False,
+                    ) as response:
+                        if response.status == 200:
+                            return True
+                        if started or response.status != 404:
+                            return started and response.status == 404
+                    await asyncio.sleep(0.1)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return False
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -198,6 +226,16 @@ class Client:
             return msgspec.json.decode(payload, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InternalError(f"the API answered {method} {path} with something unreadable") from error
+
+
+def _agent_headers(sandbox: SandboxHandle) -> dict[str, str]:
+    """What a request to the agent in a sandbox carries."""
+    headers = {
+        "Connect-Protocol-Version": "1",
+        "E2b-Sandbox-Id": sandbox.sandbox_id,
+        "E2b-Sandbox-Port": str(AGENT_PORT),
+    }
+    return headers | ({"X-Access-Token": sandbox.token} if sandbox.token else {})
 
 
 def _json_object(payload: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from greenroom.cli.hints import pasteable
 from greenroom.cli.records import StateDir
 from greenroom.store.keys import create_api_key, list_api_keys, recognise
 from greenroom.store.sqlite import SqliteStore
@@ -23,13 +24,12 @@ async def ensure_default_key(state: StateDir) -> str | None:
         kept = read_secret(state)
         if kept is not None and await recognise(store, kept) is not None:
             return None
-        if any(key.revoked_at is None for key in await list_api_keys(store)):
-            return None
-        if any(key.name == NAME for key in await list_api_keys(store)):
+        keys = await list_api_keys(store)
+        if any(key.revoked_at is None or key.name == NAME for key in keys):
             return None
         _key, secret = await create_api_key(store, NAME, OWNER)
         write_private(state.default_key, secret + "\n")
-        return f"made the API key {NAME!r}; `greenroom env` prints it"
+        return pasteable(f"made the API key {NAME!r}; `greenroom env` prints it", state.root)
     finally:
         await store.close()
 

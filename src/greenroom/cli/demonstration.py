@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from pathlib import Path
 
 from greenroom.cli.client import Client, SandboxHandle
 from greenroom.cli.frames import Ended, Output
+from greenroom.cli.interrupts import Interrupted, Interrupts
 from greenroom.cli.launch import Down, bring_up, take_down
 from greenroom.cli.leftovers import describe
-from greenroom.cli.observation import observe
-from greenroom.cli.output import EXIT_ERROR, fail
+from greenroom.cli.output import EXIT_ERROR, fail, warn
 from greenroom.cli.plans import UpOptions
 from greenroom.cli.records import StateDir
 from greenroom.cli.reports import format_seconds, reporter_for
-from greenroom.cli.target import find_target
+from greenroom.cli.target import engines_of, find_target
 
 COMMAND = "uname -a; id -un; python3 -c 'print(\"6 * 7 =\", 6 * 7)'"
 """Shows a kernel, a user and a language inside the sandbox."""
@@ -40,34 +39,48 @@ class _Clock:
 
 
 def demonstrate(options: UpOptions) -> int:
-    """Start the platform unless it runs, use one sandbox, stop what was started. Returns an exit status."""
+    """Start the platform unless it runs, use one sandbox, stop what was started. Returns an exit status.
+
+    Raises Interrupted when a signal asked for the end, after all of that was undone.
+    """
+    with Interrupts() as interrupts:
+        try:
+            return _demonstrate(options, interrupts)
+        except Interrupted:
+            warn("interrupted; it is safe to run it again")
+            raise
+
+
+def _demonstrate(options: UpOptions, interrupts: Interrupts) -> int:
     state = StateDir(Path(options.state_dir))
     clock = _Clock()
     started = state.running() is None
     if started:
         reporter = reporter_for(sys.stderr)
         try:
-            record = bring_up(options, reporter)
+            record = bring_up(options, reporter, interrupts)
         finally:
             reporter.close()
-        clock.step(f"platform up at {record.entry_url}")
     status = EXIT_ERROR
     try:
-        status = asyncio.run(_use(options, clock))
+        interrupts.release()
+        if started:
+            clock.step(f"platform up at {record.entry_url}")
+        status = interrupts.run(lambda: _use(state, clock))
     finally:
         if started:
+            interrupts.hold()
             status = _stop(state, clock) or status
     clock.total()
     return status
 
 
-async def _use(options: UpOptions, clock: _Clock) -> int:
-    target = find_target(Path(options.state_dir))
-    async with Client(target) as client:
+async def _use(state: StateDir, clock: _Clock) -> int:
+    async with Client(find_target(state.root)) as client:
         sandbox = await client.create("base", timeout=300)
-        clock.step(f"sandbox {sandbox.sandbox_id} created")
         try:
-            if await _runs_commands(StateDir(Path(options.state_dir))):
+            clock.step(f"sandbox {sandbox.sandbox_id} created")
+            if engines_of(state) != {"simulated"}:
                 status = await _command(client, sandbox)
                 clock.step(f"command finished with exit status {status}")
             else:
@@ -77,12 +90,6 @@ async def _use(options: UpOptions, clock: _Clock) -> int:
             await client.kill(sandbox.sandbox_id)
             clock.step("sandbox killed")
     return status
-
-
-async def _runs_commands(state: StateDir) -> bool:
-    """Whether any node has real sandboxes."""
-    nodes = (await observe(state)).nodes
-    return not nodes or any(node.engine != "simulated" for node in nodes)
 
 
 async def _command(client: Client, sandbox: SandboxHandle) -> int:

@@ -47,10 +47,10 @@ def doctor(
 
     from greenroom.cli import checks
     from greenroom.cli.output import EXIT_ERROR, print_json
-    from greenroom.config import load
+    from greenroom.cli.words import load_settings
 
     state, cache = state_dir_of(context, state_dir), cache_dir_of(context, cache_dir)
-    vm = load(state).vm
+    vm = load_settings(state).vm
     found = checks.examine(state, cache, vm)
     if fix:
         _install(found)

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from greenroom.cli.options import JsonOption, StateDirOption, examples, state_dir_of
+from greenroom.cli.options import JsonOption, StateDirOption, examples, group_options, state_dir_of
 
 if TYPE_CHECKING:
+    from greenroom.store.records import ApiKey
     from greenroom.store.sqlite import SqliteStore
 
 T = TypeVar("T")
 
 _keys = typer.Typer(
+    callback=group_options,
     help="Create, list and revoke API keys.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -99,7 +101,13 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
         ]
         for key in found
     ]
-    print_table("API keys", ["id", "owner", "name", "secret", "created", "revoked"], rows)
+    print_table(
+        "API keys",
+        ["id", "owner", "name", "secret", "created", "revoked"],
+        rows,
+        texts=["name"],
+        spare=["created", "owner", "secret"],
+    )
 
 
 @_keys.command(epilog=examples("greenroom keys revoke 3f2a91c07b5d"))
@@ -110,11 +118,21 @@ def revoke(
 ) -> None:
     """Revoke an API key; whoever uses it is refused from then on."""
     from greenroom.errors import NotFound
-    from greenroom.store.keys import revoke_api_key
+    from greenroom.store.keys import list_api_keys, revoke_api_key
 
-    if not _with_store(state_dir_of(context, state_dir), lambda store: revoke_api_key(store, key_id)):
-        raise NotFound(f"there is no key {key_id} that could be revoked; `greenroom keys list` shows them")
-    print(f"revoked {key_id}")
+    async def work(store: SqliteStore) -> tuple[bool, list[ApiKey]]:
+        return await revoke_api_key(store, key_id), await list_api_keys(store)
+
+    revoked, keys = _with_store(state_dir_of(context, state_dir), work)
+    if revoked:
+        print(f"revoked {key_id}")
+    elif any(key.key_id == key_id for key in keys):
+        print(f"{key_id} is revoked already")
+    elif named := [key for key in keys if key.name == key_id]:
+        ids = ", ".join(key.key_id + (" (revoked)" if key.revoked_at is not None else "") for key in named)
+        raise NotFound(f"the id of a key is wanted, not its name\nThe id of keys named {key_id}: {ids}")
+    else:
+        raise NotFound(f"there is no key {key_id}; `greenroom keys list` shows the ids")
 
 
 def _with_store(root: Path, work: Callable[[SqliteStore], Awaitable[T]], *, make: bool = False) -> T:

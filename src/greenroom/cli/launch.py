@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from greenroom.cli.children import passed_on
+from greenroom.cli.interrupts import Interrupted, Interrupts
 from greenroom.cli.leftovers import Swept, end_roles, live_roles, sweep_nodes
-from greenroom.cli.plans import UpOptions
+from greenroom.cli.plans import UpOptions, check_user
 from greenroom.cli.records import Busy, Lock, StateDir, SupervisorRecord
 from greenroom.cli.reports import Report, Reporter, read_reports
 from greenroom.cli.supervisor import REPORT_FD
@@ -26,19 +27,24 @@ class StartFailed(PermanentError):
     kind = "start_failed"
 
 
-def bring_up(options: UpOptions, reporter: Reporter) -> SupervisorRecord:
+def bring_up(options: UpOptions, reporter: Reporter, interrupts: Interrupts) -> SupervisorRecord:
     """Start a detached supervisor and wait until every role is ready; returns its record.
 
     The supervisor gets a session of its own and this process as a parent that soon ends, so it belongs to
     init like after a double fork; a fresh interpreter inherits neither threads nor an open terminal.
-    Raises StartFailed, or Busy when one runs already. Ctrl-C stops the supervisor again.
+    Raises StartFailed, or Busy when one runs already. A signal stops the supervisor again and is raised as
+    Interrupted, until all is ready: from then on `interrupts` holds them, so that whoever has to stop the
+    platform can get ready for that before it releases them.
     """
     options.check()
+    check_user(options)
     state = StateDir(Path(options.state_dir))
     state.prepare()
     Lock(state).close()  # a clear answer at once; the supervisor takes it for itself
     log = state.open_log("supervisor")
     read_end, write_end = os.pipe()
+    # Between the start and the `try` that stops it again nothing may break in.
+    interrupts.hold()
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "greenroom.cli.supervisor", msgspec.json.encode(options).decode()],
@@ -55,6 +61,7 @@ def bring_up(options: UpOptions, reporter: Reporter) -> SupervisorRecord:
         os.close(log)
     failure = ""
     try:
+        interrupts.release()
         with os.fdopen(read_end, "rb") as stream:
             for report in read_reports(stream):
                 if report.kind == "failed":
@@ -62,16 +69,19 @@ def bring_up(options: UpOptions, reporter: Reporter) -> SupervisorRecord:
                     break
                 reporter.show(report)
                 if report.kind == "up":
+                    interrupts.hold()
                     process.returncode = 0  # it lives on without us; nobody has to wait for it
                     return _own_record(state)
-    except KeyboardInterrupt:
+    except Interrupted:
         reporter.close()
         reporter.show(Report(kind="notice", text="stopping what had started"))
         process.send_signal(signal.SIGTERM)
         process.wait()
         raise
     reporter.close()
-    process.wait()
+    ended = process.wait()
+    if not failure and ended in (0, -signal.SIGTERM):
+        raise StartFailed("it was stopped before all of it was up, by `greenroom down` or a signal")
     raise StartFailed(
         failure
         or f"the supervisor ended before the platform was up\nIts log is {state.log_path('supervisor')}"
@@ -124,9 +134,10 @@ def take_down(state: StateDir, timeout: float, reporter: Reporter) -> Down:
         if specs:
             reporter.show(Report(kind="step", text=f"sweeping {len(specs)} node(s)"))
         swept = sweep_nodes(specs, module)
-        if supervisor is not None and crashed and not stuck:
+        if supervisor is not None and (crashed or supervisor.failure) and not stuck:
+            # Why the last start failed is of no use any more once what it left was seen to.
             roles = [msgspec.structs.replace(role, state="gone", process=None) for role in state.roles()]
-            state.save(msgspec.structs.replace(supervisor, state="stopped"), roles)
+            state.save(msgspec.structs.replace(supervisor, state="stopped", failure=""), roles)
     finally:
         lock.close()
     return Down(was_running=running is not None, crashed=crashed, ended=ended, stuck=stuck, swept=swept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -90,8 +91,15 @@ def up(
     """Start the platform: master, nodes, api, proxy, each a process that is restarted when it dies.
 
     The first start builds a guest image and boots it once; that takes minutes and is shown.
+
+    In the foreground Ctrl-C, SIGTERM and a closed terminal stop the platform in order; Ctrl-C or SIGTERM once
+    more stops it at once. With --detach they stop what had started, until all is ready; after that only
+    `greenroom down` does. What a killed platform left running goes on with the next `up`.
     """
+    from greenroom.cli.hints import pasteable
+    from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.launch import StartFailed, bring_up
+    from greenroom.cli.output import say
     from greenroom.cli.plans import UpOptions
     from greenroom.cli.reports import reporter_for
     from greenroom.cli.supervisor import supervise
@@ -113,11 +121,15 @@ def up(
     )
     _check(options)
     reporter = reporter_for(sys.stderr)
+    use = pasteable('eval "$(greenroom env)"', Path(options.state_dir))
     try:
         if detach:
-            bring_up(options, reporter)
-            print('To use it: eval "$(greenroom env)"', file=sys.stderr)
-        elif failure := supervise(options, reporter):
+            with Interrupts() as interrupts:
+                bring_up(options, reporter, interrupts)
+            say(f"To use it: {use}")
+        elif failure := supervise(
+            options, reporter, [f"To use it, in another terminal: {use}", "Ctrl-C stops it"]
+        ):
             raise StartFailed(failure)
     finally:
         reporter.close()
@@ -133,15 +145,17 @@ def down(
     state_dir: StateDirOption = None,
 ) -> int:
     """Stop the platform and remove what it left; does nothing when nothing runs."""
+    from greenroom.cli.hints import pasteable
     from greenroom.cli.launch import take_down
     from greenroom.cli.leftovers import describe
     from greenroom.cli.output import EXIT_ERROR, fail, print_json
     from greenroom.cli.records import StateDir
     from greenroom.cli.reports import reporter_for
 
+    state = StateDir(state_dir_of(context, state_dir))
     reporter = reporter_for(sys.stderr)
     try:
-        result = take_down(StateDir(state_dir_of(context, state_dir)), timeout, reporter)
+        result = take_down(state, timeout, reporter)
     finally:
         reporter.close()
     if json:
@@ -158,7 +172,11 @@ def down(
     if result.stuck:
         fail(f"could not end {', '.join(result.stuck)}\nLook for processes in state D, then run this again")
     elif not result.clean:
-        fail("not everything could be removed; see above\nRun `greenroom down` again, as root")
+        fail(
+            pasteable(
+                "not everything could be removed; see above\nRun `greenroom down` again, as root", state.root
+            )
+        )
     return 0 if result.clean else EXIT_ERROR
 
 
@@ -175,7 +193,8 @@ def demo(
 ) -> int:
     """Show the whole in one go: start if needed, create a sandbox, run a command in it, clean up.
 
-    Prints each step with the time it took. A platform that was running before is left running.
+    Prints each step with the time it took. A platform that was running before is left running; one that this
+    started is stopped again, also after Ctrl-C, SIGTERM or the end of the terminal.
     """
     from greenroom.cli.demonstration import demonstrate
     from greenroom.cli.plans import UpOptions

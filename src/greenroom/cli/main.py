@@ -6,6 +6,7 @@ completion stay quick.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -13,8 +14,11 @@ from typing import Annotated
 import typer
 
 from greenroom.cli import bench, doctor, env, keys, lifecycle, sandboxes, status
+from greenroom.cli.hints import pasteable
+from greenroom.cli.interrupts import Interrupted
 from greenroom.cli.options import CacheDirOption, Globals, StateDirOption, examples
-from greenroom.cli.output import EXIT_ERROR, EXIT_USAGE, fail
+from greenroom.cli.output import EXIT_ERROR, EXIT_USAGE, OutputLost, drop_output, fail, guard_output
+from greenroom.cli.words import plain_option
 
 _DEBUG = "GREENROOM_DEBUG"
 
@@ -43,7 +47,7 @@ def _globals(
     cache_dir: CacheDirOption = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    context.obj = Globals(state_dir, cache_dir)
+    context.ensure_object(Globals).take(state_dir, cache_dir)
     if debug:
         os.environ[_DEBUG] = "1"
 
@@ -67,28 +71,46 @@ bench.register(app)
 
 def main() -> None:
     """The console script. Ends the process with the command's exit status."""
-    sys.exit(run(sys.argv[1:]))
+    guard_output()
+    status = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()  # what was left of an answer that failed
+    except OutputLost:
+        drop_output()
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit status: 0, 1 (error), 2 (wrong usage) or the command's."""
     from greenroom.errors import GreenroomError
 
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            # Sandboxes take texts in JSON, and a path that is no text could not be shown to anybody.
+            fail(f"arguments must be UTF-8 text, which {os.fsencode(argument)!r} is not")
+            return EXIT_USAGE
     command = typer.main.get_command(app)
+    shared = Globals()
     try:
-        result = command.main(args=arguments, prog_name="greenroom", standalone_mode=False)
+        result = command.main(args=arguments, prog_name="greenroom", standalone_mode=False, obj=shared)
+        sys.stdout.flush()
     except typer.TyperException as error:
         return _usage(error)
     except typer.Abort:
         return 130
+    except Interrupted as interrupted:
+        return interrupted.status
     except GreenroomError as error:
         if os.environ.get(_DEBUG):
             raise
-        fail(error.message)
+        fail(error.message if shared.settled is None else pasteable(error.message, shared.settled))
         return EXIT_ERROR
-    except BrokenPipeError:
-        # Whoever read our output has left. Point it at nothing, so that the flush at exit cannot fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, OutputLost) as error:
+        drop_output()
+        if error.errno != errno.EPIPE:  # a reader that has left knows
+            fail(f"cannot write the output: {error.strerror}")
         return EXIT_ERROR
     except Exception as error:
         if os.environ.get(_DEBUG):
@@ -101,7 +123,7 @@ def run(arguments: list[str]) -> int:
 def _usage(error: typer.TyperException) -> int:
     """Wrong usage, in our form; a bare `greenroom` has printed its help already."""
     context = getattr(error, "ctx", None)
-    text = getattr(error, "format_message", lambda: str(error))()
+    text = plain_option(getattr(error, "format_message", lambda: str(error))())
     if type(error).__name__ == "NoArgsIsHelpError":
         print(text, file=sys.stderr)
         return EXIT_USAGE

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from greenroom.cli.hints import pasteable
 from greenroom.cli.leftovers import live_roles
 from greenroom.cli.records import RoleRecord, StateDir, SupervisorRecord
 from greenroom.errors import GreenroomError
@@ -142,7 +143,13 @@ def _not_running(state: StateDir) -> Observation:
     last: SupervisorRecord | None = state.supervisor()
     problems = []
     if last is not None and last.state != "stopped":
-        problems.append("the supervisor was killed; `greenroom down` cleans up what it left")
+        problems.append(
+            pasteable(
+                "the supervisor was killed; VMs of its sandboxes may still run\n"
+                "`greenroom up --detach` goes on with them, `greenroom down` ends them",
+                state.root,
+            )
+        )
     if last is not None and last.failure:
         problems.append(f"the last start failed: {last.failure}")
     problems += [

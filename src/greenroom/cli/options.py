@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +12,7 @@ import msgspec
 import typer
 
 from greenroom.config import default_cache_dir, default_state_dir
+from greenroom.errors import SetupError
 
 StateDirOption = Annotated[
     Path | None,
@@ -41,25 +45,89 @@ KeyFileOption = Annotated[
 
 
 class Globals(msgspec.Struct):
-    """What was given before the command."""
+    """What was given before the command, and what was settled from it."""
 
     state_dir: Path | None = None
     cache_dir: Path | None = None
+    settled: Path | None = None
+    """The state directory that the command works on, for hints in what is told of it."""
+
+    def take(self, state_dir: Path | None, cache_dir: Path | None) -> None:
+        """Remember what was given to the program or to a group of commands; the last one counts."""
+        self.state_dir = state_dir or self.state_dir
+        self.cache_dir = cache_dir or self.cache_dir
 
 
 def state_dir_of(context: typer.Context, given: Path | None) -> Path:
-    """The state directory: named after the command, else before it, else the default. Absolute."""
-    return (given or _globals(context).state_dir or default_state_dir()).expanduser().absolute()
+    """The state directory: named after the command, else before it, else the default. Absolute.
+
+    It need not exist. Raises SetupError when something else is in its place, or another user's directory.
+    """
+    found = globals_of(context)
+    path = _absolute(given or found.state_dir or default_state_dir())
+    found.settled = path
+    check_place(path, "state directory", "--state-dir")
+    return path
 
 
 def cache_dir_of(context: typer.Context, given: Path | None) -> Path:
     """The cache directory, found the same way."""
-    return (given or _globals(context).cache_dir or default_cache_dir()).expanduser().absolute()
+    path = _absolute(given or globals_of(context).cache_dir or default_cache_dir())
+    check_place(path, "cache directory", "--cache-dir")
+    return path
 
 
-def _globals(context: typer.Context) -> Globals:
+def globals_of(context: typer.Context) -> Globals:
+    """What all commands of this run share."""
     found = context.find_root().obj
     return found if isinstance(found, Globals) else Globals()
+
+
+def group_options(
+    context: typer.Context, state_dir: StateDirOption = None, cache_dir: CacheDirOption = None
+) -> None:
+    """The callback of a group of commands: takes the options that all its commands share."""
+    globals_of(context).take(state_dir, cache_dir)
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise SetupError(f"{os.fsencode(path)!r} is no UTF-8 text; name a directory that is") from error
+    return path.expanduser().absolute()
+
+
+def check_place(path: Path, what: str, option: str) -> None:
+    """Raise SetupError unless there is a directory of ours at `path`, or nothing yet."""
+    elsewhere = f"name another with {option}"
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise SetupError(
+            f"the {what} {path} lies below something that is not a directory; {elsewhere}"
+        ) from error
+    except PermissionError as error:
+        raise SetupError(
+            f"the {what} {path} cannot be reached by this user\nRun this as the user it belongs to, or {elsewhere}"
+        ) from error
+    except OSError as error:
+        raise SetupError(f"cannot use the {what} {path}: {error.strerror}; {elsewhere}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise SetupError(f"the {what} {path} is not a directory; {elsewhere}")
+    if found.st_uid != os.geteuid() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        owner = _user_name(found.st_uid)
+        how = "sudo greenroom …" if found.st_uid == 0 else f"sudo -u {owner} greenroom …"
+        raise SetupError(f"the {what} {path} belongs to {owner}\nRun this as {owner} ({how}), or {elsewhere}")
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def examples(*lines: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Literal, cast
@@ -9,7 +10,8 @@ from typing import Literal, cast
 import msgspec
 
 from greenroom.cli.supervision import RolePlan
-from greenroom.config import Config, RoleSpec, load
+from greenroom.cli.words import load_settings, plain_setting
+from greenroom.config import Config, RoleSpec
 from greenroom.errors import BadRequest, SetupError
 
 START_DEADLINE = 120.0
@@ -20,6 +22,9 @@ STOP_DEADLINE = 30.0
 """Seconds from SIGTERM to SIGKILL."""
 NODE_STOP_DEADLINE = 60.0
 """The same for a node, which first ends or saves its VMs."""
+
+ROLE_MODULE = "greenroom.{role}"
+"""Where the real roles are."""
 
 Role = Literal["api", "master", "node", "proxy"]
 
@@ -39,7 +44,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     warm: int | None = None
     engine: str | None = None
     accelerator: str | None = None
-    role_module: str = "greenroom.{role}"
+    role_module: str = ROLE_MODULE
     """Module that runs a role; only tests change it, to start stand-ins."""
 
     def check(self) -> None:
@@ -86,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(options: UpOptions) -> Plan:
     """Settle every setting. Raises BadRequest for a bad option, SetupError for a bad file or a taken port."""
     options.check()
-    config = _merge(load(Path(options.state_dir)), options)
+    config = _merge(load_settings(Path(options.state_dir)), options)
     host = config.proxy.host
     port = claim_port(host, config.proxy.port)
     # The SDKs split host names at the first dot, so a numeric address would not do as a domain.
@@ -132,7 +137,21 @@ def _merge(config: Config, options: UpOptions) -> Config:
     try:
         return msgspec.convert(msgspec.to_builtins(config), Config)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"invalid option: {error}") from error
+        raise BadRequest(f"invalid option: {plain_setting(str(error))}") from error
+
+
+def check_user(options: UpOptions) -> None:
+    """Raise SetupError when this user cannot run the VMs that are asked for; nothing was touched then.
+
+    Stand-ins of a test's own need no root.
+    """
+    if os.geteuid() == 0 or options.role_module != ROLE_MODULE:
+        return
+    if (options.engine or load_settings(Path(options.state_dir)).vm.engine) != "simulated":
+        raise SetupError(
+            "microVMs need root (namespaces, uids and cgroups)\n"
+            "Run this as root, or try the control plane without VMs: --engine simulated"
+        )
 
 
 def claim_port(host: str, port: int) -> int:
@@ -149,8 +168,9 @@ def claim_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except OSError as error:
             raise SetupError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port "
-                "(0 takes a free one)"
+                f"cannot listen on {host}:{port}: {error.strerror}\n"
+                "Choose another port with --port (0 takes a free one); with make: "
+                'make run DEMO_ARGS="--port 0"'
             ) from error
         return int(probe.getsockname()[1])
 

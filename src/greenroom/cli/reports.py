@@ -94,7 +94,8 @@ class PlainReporter:
         line = f"{name}: {report.text}" if name else report.text
         if report.kind == "ready" and name in self._began:
             line += f" ({format_seconds(time.monotonic() - self._began.pop(name))})"
-        print(line, file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # a closed terminal must not end what is reported on
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -122,6 +123,10 @@ class LiveReporter:
 
     def show(self, report: Report) -> None:
         """Show one: roles that start as spinners; once all is up, lines, between which nothing moves."""
+        with contextlib.suppress(OSError):  # a closed terminal must not end what is reported on
+            self._show(report)
+
+    def _show(self, report: Report) -> None:
         if report.kind in ("step", "progress", "ready") and report.name and not self._lines_only:
             self._show_role(report)
             return
@@ -147,7 +152,8 @@ class LiveReporter:
 
     def close(self) -> None:
         """Stop drawing; what was drawn stays."""
-        self._progress.stop()
+        with contextlib.suppress(OSError):
+            self._progress.stop()
         for task in self._tasks.values():
             self._progress.remove_task(task)
         self._tasks.clear()

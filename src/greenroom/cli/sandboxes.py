@@ -57,23 +57,26 @@ def run(
 ) -> int:
     """Run one command in a new sandbox; output comes as it is written, the exit status is the command's.
 
-    The sandbox is killed at the end, also after Ctrl-C. Standard input is not passed on.
+    The sandbox is killed at the end, also after Ctrl-C, SIGTERM or the end of the terminal; with --keep these
+    kill the command (SIGKILL) and the sandbox stays. Standard input is not passed on.
     """
+    from greenroom.cli.hints import pasteable
     from greenroom.cli.output import warn
-    from greenroom.cli.target import find_target
+    from greenroom.cli.target import check_runs_commands, find_target
 
     line, variables = _command_line(command), _variables(env)
-    target = find_target(state_dir_of(context, state_dir), key_file)
+    place = state_dir_of(context, state_dir)
+    target = find_target(place, key_file)
+    check_runs_commands(place)
 
     async def work(client: Client) -> int:
         sandbox = await client.create(template, timeout, variables)
         try:
-            return await _stream(client, sandbox, line, {})
+            return await _stream(client, sandbox, line, {}, sandbox_stays=keep)
         finally:
             if keep:
-                warn(
-                    f"sandbox {sandbox.sandbox_id} stays; `greenroom exec {sandbox.sandbox_id} -- …` uses it"
-                )
+                use = f"`greenroom exec {sandbox.sandbox_id} -- …` uses it"
+                warn(pasteable(f"sandbox {sandbox.sandbox_id} stays; {use}", place))
             else:
                 await client.kill(sandbox.sandbox_id)
 
@@ -89,15 +92,21 @@ def exec_(
     key_file: KeyFileOption = None,
     state_dir: StateDirOption = None,
 ) -> int:
-    """Run one command in a sandbox that exists, whose remaining time is extended if need be, never cut."""
-    from greenroom.cli.target import find_target
+    """Run one command in a sandbox that exists, whose remaining time is extended if need be, never cut.
+
+    Ctrl-C, SIGTERM and the end of the terminal kill the command and what it started (SIGKILL); the sandbox
+    stays. Standard input is not passed on.
+    """
+    from greenroom.cli.target import check_runs_commands, find_target
 
     line, variables = _command_line(command), _variables(env)
-    target = find_target(state_dir_of(context, state_dir), key_file)
+    place = state_dir_of(context, state_dir)
+    target = find_target(place, key_file)
+    check_runs_commands(place)
 
     async def work(client: Client) -> int:
         handle = await client.connect(sandbox, timeout)
-        return await _stream(client, handle, line, variables)
+        return await _stream(client, handle, line, variables, sandbox_stays=True)
 
     return _run(target, work)
 
@@ -124,46 +133,50 @@ def _variables(pairs: list[str] | None) -> dict[str, str]:
 
 
 def _run(target: Target, work: Callable[[Client], Awaitable[int]]) -> int:
-    """Run `work` with an open client; SIGTERM cancels it like Ctrl-C, so that its clean-up runs."""
-    import asyncio
-    import signal
-
+    """Run `work` with an open client; a signal cancels it, so that its clean-up runs."""
     from greenroom.cli.client import Client
+    from greenroom.cli.interrupts import Interrupts
 
     async def whole() -> int:
-        me = asyncio.current_task()
-        terminated = False
+        async with Client(target) as client:
+            return await work(client)
 
-        def terminate() -> None:
-            nonlocal terminated
-            terminated = True
-            if me is not None:
-                me.cancel()
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
-        try:
-            async with Client(target) as client:
-                return await work(client)
-        except asyncio.CancelledError:
-            if terminated:
-                return 128 + signal.SIGTERM
-            raise
-
-    return asyncio.run(whole())
+    with Interrupts() as interrupts:
+        return interrupts.run(whole)
 
 
-async def _stream(client: Client, sandbox: SandboxHandle, line: str, env: dict[str, str]) -> int:
-    """Run a command line, write its output as it comes, return its exit status."""
+async def _stream(
+    client: Client, sandbox: SandboxHandle, line: str, env: dict[str, str], *, sandbox_stays: bool
+) -> int:
+    """Run a command line, write its output as it comes, return its exit status.
+
+    When we have to leave before its end (a signal, output that cannot be written) and its sandbox stays, the
+    command is killed first.
+    """
+    import asyncio
+    import contextlib
     import sys
+    import uuid
 
     from greenroom.cli.frames import Ended, Output
+    from greenroom.cli.output import OutputLost, warn, writing_output
     from greenroom.errors import NodeUnavailable
 
-    async for message in client.run(sandbox, line, env):
-        if isinstance(message, Output):
-            stream = sys.stderr.buffer if message.error else sys.stdout.buffer
-            stream.write(message.data)
-            stream.flush()
-        elif isinstance(message, Ended):
-            return message.status
+    tag = f"greenroom-cli-{uuid.uuid4().hex}"
+    started = False
+    try:
+        async with contextlib.aclosing(client.run(sandbox, line, env, tag)) as messages:
+            async for message in messages:
+                started = True
+                if isinstance(message, Output):
+                    stream = sys.stderr.buffer if message.error else sys.stdout.buffer
+                    with writing_output():
+                        stream.write(message.data)
+                        stream.flush()
+                elif isinstance(message, Ended):
+                    return message.status
+    except (asyncio.CancelledError, OutputLost):
+        if sandbox_stays and not await client.kill_command(sandbox, tag, started=started):
+            warn(f"the command may still run in sandbox {sandbox.sandbox_id}")
+        raise
     raise NodeUnavailable(f"sandbox {sandbox.sandbox_id} closed the stream before the command ended")

@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -24,8 +24,9 @@ import msgspec
 
 from greenroom import __version__
 from greenroom.cli.children import Child, ProgressLine
+from greenroom.cli.interrupts import stop_signals
 from greenroom.cli.leftovers import describe, end_roles, sweep_nodes
-from greenroom.cli.plans import Plan, UpOptions, make_plan
+from greenroom.cli.plans import Plan, UpOptions, check_user, make_plan
 from greenroom.cli.processes import CLEAN_EXIT, ProcessId
 from greenroom.cli.records import Lock, RoleRecord, StateDir, SupervisorRecord
 from greenroom.cli.reports import PipeReporter, Report, Reporter
@@ -50,6 +51,8 @@ from greenroom.cli.supervision import (
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError
 from greenroom.wire import credentials
+from greenroom.wire.calling import role_client
+from greenroom.wire.messages import SandboxList
 
 _log = logging.getLogger("greenroom.supervisor")  # the module may run as __main__
 
@@ -64,10 +67,11 @@ RECORD_INTERVAL = 0.25
 class Supervisor:
     """Runs one platform. `run` returns why the start failed, or an empty text after an ordinary stop."""
 
-    def __init__(self, plan: Plan, options: UpOptions, reporter: Reporter) -> None:
+    def __init__(self, plan: Plan, options: UpOptions, reporter: Reporter, hints: Sequence[str] = ()) -> None:
         self._plan = plan
         self._options = options
         self._reporter = reporter
+        self._hints = hints
         self._state = StateDir(plan.specs[0].state)
         self._machine = Supervision(plan.role_plans())
         self._specs: dict[str, RoleSpec] = {spec.name: spec for spec in plan.specs}
@@ -80,27 +84,29 @@ class Supervisor:
         self._mark = uuid.uuid4().hex
         self._began = time.time()
         self._failure = ""
+        self._hung_up = False
+        self._takes_over = False
         self._saved_at = 0.0
         self._unsaved = False
 
     async def run(self) -> str:
         """The whole life. Raises GreenroomError when it cannot even begin."""
-        await self._clear_leftovers()
-        credentials.ensure(self._state.secrets)
-        from greenroom.cli.default_key import ensure_default_key
-
-        if (made := await ensure_default_key(self._state)) is not None:
-            self._show("notice", text=made)
         loop = asyncio.get_running_loop()
-        asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        asked = stop_signals()
         for number in asked:
-            loop.add_signal_handler(number, self._stop_asked)
+            loop.add_signal_handler(number, self._stop_asked, number)
         try:
+            await self._clear_leftovers()
+            credentials.ensure(self._state.secrets)
+            from greenroom.cli.default_key import ensure_default_key
+
+            if (made := await ensure_default_key(self._state)) is not None:
+                self._show("notice", text=made)
             await self._main_loop()
+            await self._sweep_killed_nodes()
         finally:
             for number in asked:
                 loop.remove_signal_handler(number)
-        await self._sweep_killed_nodes()
         if self._failure:
             _log.error("the start failed: %s", self._failure)
         else:
@@ -111,6 +117,10 @@ class Supervisor:
 
     async def _clear_leftovers(self) -> None:
         """End what a supervisor that was killed left running, and sweep nodes that will not come back."""
+        before = self._state.supervisor()
+        self._takes_over = before is not None and before.state != "stopped"
+        if self._takes_over:
+            self._show("notice", text="the last supervisor was killed; taking over what it left")
         ended, stuck = await _off_loop(lambda: end_roles(self._state))
         if ended:
             self._show("notice", text=f"ended what an earlier run left behind: {', '.join(ended)}")
@@ -132,6 +142,8 @@ class Supervisor:
         while True:
             event = await self._next_event()
             instructions = self._machine.handle(event, time.monotonic())
+            if self._takes_over and any(isinstance(instruction, AllReady) for instruction in instructions):
+                self._show("notice", text=await self._taken_over())
             finished = self._carry_out(instructions)
             self._save(force=not isinstance(event, MadeProgress))
             if finished:
@@ -142,7 +154,8 @@ class Supervisor:
         wakes = [self._machine.wake_at, self._saved_at + RECORD_INTERVAL if self._unsaved else None]
         timeout = min((max(0.0, at - time.monotonic()) for at in wakes if at is not None), default=None)
         try:
-            return await asyncio.wait_for(self._events.get(), timeout)
+            async with asyncio.timeout(timeout):
+                return await self._events.get()
         except TimeoutError:
             return Elapsed()
 
@@ -162,14 +175,19 @@ class Supervisor:
                 case AllReady():
                     self._save(force=True)  # whoever is told finds it in the records
                     self._show("up", text=f"Greenroom is up at {self._plan.entry_url}")
+                    for hint in self._hints:
+                        self._show("notice", text=hint)
                 case Finished(failure):
                     self._failure = self._explained(failure)
                     return True
         return False
 
-    def _stop_asked(self) -> None:
-        _log.info("asked to stop")
-        self._events.put_nowait(StopAsked())
+    def _stop_asked(self, number: signal.Signals) -> None:
+        _log.info("asked to stop by %s", number.name)
+        # Asked twice it stops at once, but a terminal that closes sends SIGHUP more often without impatience.
+        if number is not signal.SIGHUP or not self._hung_up:
+            self._events.put_nowait(StopAsked())
+        self._hung_up = self._hung_up or number is signal.SIGHUP
 
     # Roles
 
@@ -210,8 +228,7 @@ class Supervisor:
     def _became_ready(self, name: str, url: str, detail: dict[str, Any]) -> None:
         self._urls[name] = url
         self._progress.pop(name, None)
-        what = ", ".join(f"{key} {value}" for key, value in detail.items() if isinstance(value, str | int))
-        self._show("ready", name, f"ready, {what}" if what else "ready")
+        self._show("ready", name, describe_ready(detail))
         self._events.put_nowait(BecameReady(name))
 
     def _exited(self, name: str, how: str) -> None:
@@ -229,6 +246,18 @@ class Supervisor:
         last = self._state.log_tail(name, lines=1).strip()
         said = f": {last}" if last else ""
         return f"{failure}{said}\nIts log is {self._state.log_path(name)}"
+
+    async def _taken_over(self) -> str:
+        """How many sandboxes of the run before this one go on."""
+        nodes = [url for name, url in self._urls.items() if self._specs[name].role == "node"]
+        try:
+            async with role_client(credentials.own_token(self._state.secrets, "operator")) as client:
+                lists = await asyncio.gather(
+                    *(client.call("GET", f"{url}/v1/sandboxes", SandboxList, deadline=2.0) for url in nodes)
+                )
+        except GreenroomError as error:
+            return f"cannot tell how many sandboxes of the last run go on: {error.message}"
+        return f"sandboxes of the last run that go on: {sum(len(listed.sandboxes) for listed in lists)}"
 
     # After the end
 
@@ -294,6 +323,15 @@ class Supervisor:
         )
 
 
+def describe_ready(detail: dict[str, Any]) -> str:
+    """What a role said of itself when it became ready, as far as people care: a node's engine."""
+    engine, accelerator, why = (str(detail.get(key) or "") for key in ("engine", "accelerator", "why"))
+    if not engine:
+        return "ready"
+    on = f"{engine}/{accelerator}" if accelerator not in ("", "none") else engine
+    return f"ready on {on} ({why})" if why else f"ready on {on}"
+
+
 async def _off_loop(work: Callable[[], T]) -> T:
     """Run `work` on a thread that ends with it.
 
@@ -304,12 +342,14 @@ async def _off_loop(work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
-def supervise(options: UpOptions, reporter: Reporter) -> str:
+def supervise(options: UpOptions, reporter: Reporter, hints: Sequence[str] = ()) -> str:
     """Run a platform in this process until it is stopped; returns why the start failed, or nothing.
 
-    Raises GreenroomError (also `Busy`, when one runs already) before anything was started.
+    `hints` are shown once all is ready. Raises GreenroomError (also `Busy`, when one runs already) before
+    anything was started.
     """
     options.check()
+    check_user(options)
     state = StateDir(Path(options.state_dir))
     state.prepare()
     with Lock(state):
@@ -320,7 +360,7 @@ def supervise(options: UpOptions, reporter: Reporter) -> str:
             level=logging.INFO,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
-        return asyncio.run(Supervisor(plan, options, reporter).run())
+        return asyncio.run(Supervisor(plan, options, reporter, hints).run())
 
 
 def main() -> int:

@@ -43,7 +43,13 @@ def _show_roles(found: Observation) -> None:
         ]
         for role in found.roles
     ]
-    print_table("Roles", ["name", "state", "pid", "address", "up", "restarts", "last exit"], rows)
+    print_table(
+        "Roles",
+        ["name", "state", "pid", "address", "up", "restarts", "last exit"],
+        rows,
+        texts=["last exit"],
+        spare=["restarts", "pid", "up", "address"],
+    )
 
 
 def _show_nodes(found: Observation) -> None:
@@ -58,7 +64,12 @@ def _show_nodes(found: Observation) -> None:
         ]
         for node in found.nodes
     ]
-    print_table("Nodes", ["name", "state", "engine", "accelerator", "sandboxes", "address"], rows)
+    print_table(
+        "Nodes",
+        ["name", "state", "engine", "accelerator", "sandboxes", "address"],
+        rows,
+        spare=["address", "accelerator", "engine"],
+    )
 
 
 def _show_pools(found: Observation) -> None:
@@ -73,7 +84,8 @@ def _show_pools(found: Observation) -> None:
         for pool in found.pools
     ]
     columns = ["template", "size", "node", "target", "warm", "starting", "waiting", "failed", "held back"]
-    print_table("Warm pools", columns, rows)
+    spare = ["size", "waiting", "starting", "template", "failed", "held back"]
+    print_table("Warm pools", columns, rows, texts=["held back"], spare=spare)
 
 
 def _show_sandboxes(found: Observation) -> None:
@@ -91,4 +103,9 @@ def _show_sandboxes(found: Observation) -> None:
         ]
         for sandbox in found.sandboxes
     ]
-    print_table("Sandboxes", ["id", "template", "state", "node", "started", "ends"], rows)
+    print_table(
+        "Sandboxes",
+        ["id", "template", "state", "node", "started", "ends"],
+        rows,
+        spare=["template", "started", "node", "state"],
+    )

@@ -8,6 +8,7 @@ import msgspec
 
 from greenroom.cli.default_key import read_secret
 from greenroom.cli.records import StateDir
+from greenroom.config import RoleSpec
 from greenroom.errors import PermanentError, SetupError, TemporaryError
 from greenroom.store.keys import is_secret
 
@@ -36,6 +37,26 @@ def find_target(state_dir: Path, key_file: Path | None = None) -> Target:
     if record.state != "running":
         raise TemporaryError(f"the platform is {record.state}; see `greenroom status`")
     return Target(url=record.entry_url, domain=record.domain, key=_read_key(state, key_file))
+
+
+def check_runs_commands(state_dir: Path) -> None:
+    """Raise SetupError when no node of the platform has VMs in which a command could run."""
+    if engines_of(StateDir(state_dir)) == {"simulated"}:
+        raise SetupError(
+            "this platform runs on the simulated engine, which has no VMs and runs no commands\n"
+            "Stop it with `greenroom down` and start it, as root, without --engine simulated"
+        )
+
+
+def engines_of(state: StateDir) -> set[str]:
+    """The VM engines that the nodes were started with."""
+    found: set[str] = set()
+    for path in state.node_specs():
+        try:
+            found.add(msgspec.json.decode(path.read_bytes(), type=RoleSpec).config.vm.engine)
+        except (OSError, msgspec.DecodeError):
+            continue
+    return found
 
 
 def _read_key(state: StateDir, key_file: Path | None) -> str:

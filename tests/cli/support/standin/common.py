@@ -102,7 +102,11 @@ async def serve(spec: RoleSpec, manners: set[str]) -> None:
     if "deaf" not in manners:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked)
     app = web.Application()
-    routes = {"master": master_routes, "node": node_routes, "proxy": sandbox_routes}
+    routes = {
+        "master": master_routes,
+        "node": node_routes,
+        "proxy": lambda spec: sandbox_routes(spec, app.on_cleanup),
+    }
     app.add_routes(routes[spec.role](spec) if spec.role in routes else [])
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
@@ -116,7 +120,7 @@ async def serve(spec: RoleSpec, manners: set[str]) -> None:
             os.write(pipe, msgspec.json.encode({"progress": line}) + b"\n")
     if pipe >= 0 and "mute" not in manners:
         os.write(
-            pipe, msgspec.json.encode({"url": f"http://{host}:{bound}", "detail": {"seen": "yes"}}) + b"\n"
+            pipe, msgspec.json.encode({"url": f"http://{host}:{bound}", "detail": {"noise_pid": 7}}) + b"\n"
         )
         os.close(pipe)
         trace(spec, "ready")

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import struct
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from greenroom.config import RoleSpec
 TOKEN = "0123456789abcdef"
 
 
-def sandbox_routes(spec: RoleSpec) -> list[web.RouteDef]:
-    """Create, connect and kill, and `process.Process/Start`."""
+def sandbox_routes(
+    spec: RoleSpec, cleanup: list[Callable[[web.Application], Awaitable[None]]]
+) -> list[web.RouteDef]:
+    """Create, connect and kill, and `process.Process/Start` and `SendSignal`; `cleanup` is called at the end."""
     live: dict[str, dict[str, Any]] = {}
+    commands: dict[str, dict[str, asyncio.subprocess.Process]] = {}
     journal = os.environ.get("GREENROOM_STANDIN_SANDBOXES")
     refusals = int(os.environ.get("GREENROOM_STANDIN_REFUSALS", "0"))
     keys: list[str] = []
@@ -74,6 +78,8 @@ def sandbox_routes(spec: RoleSpec) -> list[web.RouteDef]:
     async def kill(request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         note(f"killed {sandbox_id}")
+        for running in commands.pop(sandbox_id, {}).values():
+            _kill(running)
         return web.Response(status=204) if live.pop(sandbox_id, None) else refuse(404, "not found")
 
     async def start(request: web.Request) -> web.StreamResponse:
@@ -83,7 +89,8 @@ def sandbox_routes(spec: RoleSpec) -> list[web.RouteDef]:
         if body is None or request.headers["E2b-Sandbox-Port"] != "49983":
             return refuse(502, "The sandbox was not found")
         raw = await request.read()
-        process = msgspec.json.decode(raw[5:])["process"]
+        message = msgspec.json.decode(raw[5:])
+        process = message["process"]
         response = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
         await response.prepare(request)
         running = await asyncio.create_subprocess_exec(  # a double needs no supervision
@@ -101,7 +108,11 @@ def sandbox_routes(spec: RoleSpec) -> list[web.RouteDef]:
                 await send({"event": {"data": {name: base64.b64encode(chunk).decode()}}})
 
         note(f"running {running.pid}")
-        try:
+        # As in a real sandbox a command goes on when nobody follows it any more.
+        commands.setdefault(request.headers["E2b-Sandbox-Id"], {})[message.get("tag", "")] = running
+        if delay := float(os.environ.get("GREENROOM_STANDIN_START_DELAY", "0")):
+            await asyncio.sleep(delay)
+        with contextlib.suppress(ConnectionError):
             await send({"event": {"start": {"pid": running.pid}}})
             assert running.stdout is not None
             assert running.stderr is not None
@@ -113,18 +124,37 @@ def sandbox_routes(spec: RoleSpec) -> list[web.RouteDef]:
                 end = {"exitCode": status, "exited": True, "status": f"exit status {status}"}
             await send({"event": {"end": end}})
             await send({}, 2)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-            await running.wait()
         return response
 
+    async def send_signal(request: web.Request) -> web.Response:
+        if request.headers.get("X-Access-Token") != TOKEN:
+            return refuse(401, "bad token")
+        message = msgspec.json.decode(await request.read())
+        running = commands.get(request.headers["E2b-Sandbox-Id"], {}).get(message["process"]["tag"])
+        if running is None:
+            return refuse(404, "no such process")
+        note(f"signalled {running.pid} {message['signal']}")
+        _kill(running)
+        return web.json_response({})
+
+    async def end_commands(_app: web.Application) -> None:
+        for started in commands.values():
+            for running in started.values():
+                _kill(running)
+
+    cleanup.append(end_commands)
     return [
         web.post("/v2/sandboxes", create),
         web.post("/v2/sandboxes/{id}/connect", connect),
         web.delete("/sandboxes/{id}", kill),
         web.post("/process.Process/Start", start),
+        web.post("/process.Process/SendSignal", send_signal),
     ]
+
+
+def _kill(running: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
 
 
 def _name(number: int) -> str:
