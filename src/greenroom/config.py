@@ -121,6 +121,8 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds for connecting to a port in the guest."""
     relay_connections: Positive = 4096
     """Relayed connections on one node; one more is answered 503."""
+    relay_connections_per_owner: Positive = 2048
+    """The same for all sandboxes of one owner together, answered 429."""
     relay_connections_per_sandbox: Positive = 512
     """The same for one sandbox, answered 429."""
     relay_idle_timeout: Length = 660.0

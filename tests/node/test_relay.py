@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 
@@ -267,8 +268,62 @@ async def test_cut_resets_both_sides_at_once_and_nobody_else() -> None:
             await cut.receive()
         assert await ends.get() == "reset"
         assert (relay.statistics().spliced, relay.statistics().dropped) == (1, 1)
+        # Nothing of the other was touched: it ends when its own client leaves.
         other.end()
-        assert await ends.get() == "end of stream"
+        assert await ends.get() == "reset"
+
+
+@on_both_loops
+async def test_a_client_that_leaves_frees_its_place_whatever_the_guest_does() -> None:
+    hanging = asyncio.Event()
+
+    async def guest(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        hanging.set()
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        await asyncio.sleep(0)
+
+    async with relaying() as (relay, address, directory), guest_listening(directory.add(), 8000, guest):
+        for leave in ("end", "close"):
+            hanging.clear()
+            async with await Raw.connect(address) as raw:
+                await raw.send(head())
+                await hanging.wait()
+                assert relay.statistics().spliced == 1
+                if leave == "end":
+                    raw.end()
+                    await settled(relay)
+            await settled(relay)
+
+
+@on_both_loops
+async def test_one_owners_connections_leave_room_for_another_and_for_the_agent() -> None:
+    async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+
+    config = NodesConfig(relay_connections=100, relay_connections_per_owner=8, relay_connections_per_sandbox=50)
+    async with contextlib.AsyncExitStack() as stack:
+        _relay, address, directory = await stack.enter_async_context(relaying(config))
+        mine, others = directory.add(), directory.add(OTHER)
+        others.owner = "another"
+        for target in (mine, others):
+            for port in (8000, 49983):
+                await stack.enter_async_context(guest_listening(target, port, guest))
+
+        async def held(sandbox: str, port: int) -> bytes:
+            raw = await stack.enter_async_context(await Raw.connect(address))
+            await raw.send(head(sandbox=sandbox, port=port))
+            return await raw.receive_until(b"\r\n\r\n")
+
+        for _ in range(7):
+            assert b" 200 " in await held(SANDBOX, 8000)
+        assert b" 429 " in await held(SANDBOX, 8000)
+        assert b" 200 " in await held(SANDBOX, 49983)
+        assert b" 429 " in await held(SANDBOX, 49983)
+        assert b" 200 " in await held(OTHER, 8000)
 
 
 @on_both_loops
@@ -351,7 +406,11 @@ async def test_bytes_beyond_the_request_never_reach_the_guest() -> None:
     got = asyncio.get_running_loop().create_future()
 
     async def guest(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-        got.set_result(await reader.read(-1))
+        everything = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := await reader.read(65536):
+                everything += chunk
+        got.set_result(everything)
 
     for fields in ("", "content-length: 3\r\n", "connection: upgrade\r\nupgrade: websocket\r\n"):
         body = b"abc" if "length" in fields else b""
@@ -363,6 +422,7 @@ async def test_bytes_beyond_the_request_never_reach_the_guest() -> None:
         ):
             await raw.send(head(port=49983, fields=fields) + body + smuggled)
             await raw.send(smuggled)
+            await eventually(lambda: _relay.statistics().spliced == 1)
             raw.end()
             received = await got
             assert received.endswith(b"Connection: close\r\n\r\n" + body)

@@ -20,8 +20,9 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 class FakeTarget:
     """A sandbox whose every guest port is one loopback address; `ports` maps guest ports to real ones."""
 
-    def __init__(self, sandbox_id: str) -> None:
+    def __init__(self, sandbox_id: str, owner: str = "owner") -> None:
         self.sandbox_id = sandbox_id
+        self.owner = owner
         self.ports: dict[int, int] = {}
         self.attempts: list[int] = []
         self.connecting = asyncio.Event()

@@ -49,6 +49,10 @@ class Live:
     def sandbox_id(self) -> str:
         return self.sandbox.sandbox_id
 
+    @property
+    def owner(self) -> str:
+        return self.sandbox.owner
+
     async def connect(self, port: int) -> socket.socket:
         """A connected socket to a port in the guest."""
         return await self.vm.connect(port)

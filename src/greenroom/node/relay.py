@@ -16,6 +16,7 @@ import contextlib
 import enum
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -44,6 +45,11 @@ class Target(Protocol):
 
     @property
     def sandbox_id(self) -> str: ...
+
+    @property
+    def owner(self) -> str:
+        """Whose sandbox it is: connections are bounded per owner, too."""
+        ...
 
     async def connect(self, port: int) -> socket.socket:
         """A connected non-blocking TCP socket to `port` in the guest, now owned by the caller.
@@ -100,6 +106,7 @@ class Relay:
         self._farewells: dict[_Connection, None] = {}
         self._routed: dict[str, set[_Connection]] = {}
         self._routed_count = 0
+        self._by_owner: Counter[str] = Counter()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._accept_timer: asyncio.TimerHandle | None = None
         self._accepted = self._dropped = 0
@@ -197,14 +204,24 @@ class Relay:
                 connection.drop()
         self._arm_idle_timer()
 
-    def admit(self, connection: _Connection, sandbox_id: str) -> heads.Refusal | None:
-        """Count a connection against the limits, or say why not."""
-        if self._routed_count >= self.config.relay_connections:
+    def admit(self, connection: _Connection, target: Target, port: int) -> heads.Refusal | None:
+        """Count a connection against the limits, or say why not.
+
+        An eighth of every limit is kept for the agent's port: a service that hangs must not keep its owner from
+        running the command that ends it.
+        """
+        config = self.config
+        share = 1.0 if port == heads.AGENT_PORT else 7 / 8
+        if self._routed_count >= config.relay_connections * share:
             return heads.refuse(503, "this node relays as many connections as it may; try again")
-        group = self._routed.setdefault(sandbox_id, set())
-        if len(group) >= self.config.relay_connections_per_sandbox:
+        if self._by_owner[target.owner] >= config.relay_connections_per_owner * share:
+            return heads.refuse(429, "this key's owner has as many connections on this node as one may; close some")
+        group = self._routed.setdefault(target.sandbox_id, set())
+        if len(group) >= config.relay_connections_per_sandbox * share:
             return heads.refuse(429, "this sandbox has as many connections as it may; close some")
         group.add(connection)
+        connection.owner = target.owner
+        self._by_owner[target.owner] += 1
         self._routed_count += 1
         return None
 
@@ -223,6 +240,9 @@ class Relay:
         if group is not None and connection in group:
             group.remove(connection)
             self._routed_count -= 1
+            self._by_owner[connection.owner] -= 1
+            if not self._by_owner[connection.owner]:
+                del self._by_owner[connection.owner]
             if not group:
                 del self._routed[connection.sandbox_id]
 
@@ -240,13 +260,14 @@ class Relay:
 class _Connection:
     """One connection from the proxy, from accept to close."""
 
-    __slots__ = ("_relay", "_sock", "_timer", "_unread", "sandbox_id", "splice", "state", "task")
+    __slots__ = ("_relay", "_sock", "_timer", "_unread", "owner", "sandbox_id", "splice", "state", "task")
 
     def __init__(self, relay: Relay, sock: socket.socket) -> None:
         self._relay = relay
         self._sock = sock
         self._unread = bytearray()
         self.sandbox_id = ""
+        self.owner = ""
         self.splice: Splice | None = None
         self.task: asyncio.Task[None] | None = None
         self.state = _State.HEAD
@@ -315,7 +336,7 @@ class _Connection:
         if target is None:
             self._answer(heads.not_found(decision.sandbox_id), with_body=with_body)
             return
-        refusal = self._relay.admit(self, decision.sandbox_id)
+        refusal = self._relay.admit(self, target, decision.port)
         if refusal is not None:
             self._answer(refusal, with_body=with_body)
             return
@@ -364,7 +385,14 @@ class _Connection:
         self.state = _State.SPLICED
         relay = self._relay
         self.splice = Splice(
-            relay.loop, self._sock, outcome, first, relay.scratch, self._on_splice_ended, more=more
+            relay.loop,
+            self._sock,
+            outcome,
+            first,
+            relay.scratch,
+            self._on_splice_ended,
+            more=more,
+            half_close=decision.upgrade,
         )
         self.splice.start()
 

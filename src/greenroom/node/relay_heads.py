@@ -74,6 +74,8 @@ class Forward(msgspec.Struct, frozen=True):
     port: int
     head: bytes
     body: int | None
+    upgrade: bool = False
+    """The client may end its direction and still listen; in plain HTTP its end of stream means that it left."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -180,7 +182,8 @@ def decide(head: Head, token_ok: Callable[[str], bool]) -> Forward | Refusal:
     if port == AGENT_PORT and is_internal(head.target):
         return refuse(404, "no such path")
     upgrade = port != AGENT_PORT and _is_upgrade(head)
-    return Forward(sandbox_id, port, _rewritten(head, upgrade=upgrade), None if upgrade else _body_size(head))
+    body = None if upgrade else _body_size(head)
+    return Forward(sandbox_id, port, _rewritten(head, upgrade=upgrade), body, upgrade)
 
 
 def _body_size(head: Head) -> int | None:

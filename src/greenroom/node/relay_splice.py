@@ -35,11 +35,12 @@ class Splice:
     """Joins `client` and `guest` from `start` until both directions have ended or one side broke.
 
     `first` is sent to the guest before anything that is read. Of what the client sends, `more` bytes are passed
-    on (None: all) and the rest is thrown away. `ended` is called once, with both sockets closed. `scratch` is a
+    on (None: all) and the rest is thrown away. Without `half_close` the client's end of stream means that it has
+    left: both sides are reset, so that a guest that goes on for ever holds nothing here. `ended` is called once, with both sockets closed. `scratch` is a
     buffer of CHUNK bytes that all splices of one event loop may share.
     """
 
-    __slots__ = ("_closed", "_down", "_ended", "_loop", "_up", "client", "guest", "touched")
+    __slots__ = ("_closed", "_down", "_ended", "_half_close", "_loop", "_up", "client", "guest", "touched")
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class Splice:
         ended: Callable[[], None],
         *,
         more: int | None = None,
+        half_close: bool = True,
     ) -> None:
         self._loop = loop
+        self._half_close = half_close
         self.client = client
         self.guest = guest
         self._ended = ended
@@ -96,6 +99,13 @@ class Splice:
             self._loop.remove_writer(sock)
             how(sock)
         self._ended()
+
+    def source_ended(self, direction: _Direction) -> bool:
+        """`direction` reads end of stream: True if that is to be passed on, else everything is over."""
+        if direction is self._up and not self._half_close and not self._down.finished:
+            self.reset()
+            return False
+        return True
 
     def direction_ended(self) -> None:
         """A direction delivered its end of stream: when both have, the connection is over in good order."""
@@ -238,6 +248,8 @@ class _Direction:
 
     def _finish(self) -> None:
         """The source ended, and all it sent was written, since reading waits for that."""
+        if not self._splice.source_ended(self):
+            return
         self._loop.remove_reader(self._source)
         self.finished = True
         with contextlib.suppress(OSError):
