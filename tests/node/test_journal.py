@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.errors import SetupError
-from greenroom.node.journal import Journal, digest_of
+from greenroom.node.journal import Journal, JournalUnavailable, digest_of
 from greenroom.wire.ids import is_sandbox_id, new_sandbox_id
 from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, Size
 
@@ -138,3 +138,23 @@ def test_a_newer_schema_is_refused_with_what_to_do(path: Path) -> None:
     newer.close()
     with pytest.raises(SetupError, match="newer Greenroom"):
         Journal(path)
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, b"\0" * 8192, b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_journal_names_itself_and_what_to_do(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(SetupError, match=r"journal\.db is damaged .*greenroom down"):
+        Journal(path)
+
+
+def test_a_journal_that_cannot_be_written_says_so(path: Path) -> None:
+    journal = Journal(path)
+    journal._db.execute("PRAGMA max_page_count=1")
+
+    def fill() -> None:
+        for number in range(10_000):
+            journal.begin(f"k{number}" * 50, "d", f"i{number}", 1.0)
+
+    with pytest.raises(JournalUnavailable, match="free disk space"):
+        fill()
+    journal.close()

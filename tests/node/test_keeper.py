@@ -12,7 +12,7 @@ import pytest
 
 from greenroom.config import Config
 from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, SandboxEnded, UnknownSandbox
-from greenroom.node.journal import Journal
+from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted
@@ -228,3 +228,41 @@ async def test_a_time_out_that_passed_meanwhile_is_kept_at_once(
         async with asyncio.timeout(5):
             await vm.ended.wait()
     journal.close()
+
+
+class FullDisk:
+    """A journal whose writes fail from some moment on, as on a full disk; a test double."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.full = False
+
+    def __getattr__(self, name: str) -> object:
+        if self.full and name in ("begin", "assign", "save", "end", "abort", "forget"):
+
+            def fail(*_arguments: object) -> None:
+                raise JournalUnavailable("database or disk is full")
+
+            return fail
+        return getattr(self._journal, name)
+
+
+async def test_on_a_full_disk_sandboxes_still_end_and_new_ones_are_refused(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    real = Journal(tmp_path / "j.db")
+    disk = FullDisk(real)
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=disk, config=config) as keeper:  # type: ignore[arg-type]
+        killed, timed = await keeper.claim(ask("a")), await keeper.claim(ask("b", ttl=3600.0))
+        keeper.set_timeout(timed.sandbox_id, TimeoutRequest(0.2))
+        disk.full = True
+        with pytest.raises(JournalUnavailable):
+            await keeper.claim(ask("c"))
+        with pytest.raises(JournalUnavailable):
+            keeper.set_timeout(killed.sandbox_id, TimeoutRequest(900))
+        assert keeper.get(killed.sandbox_id).ends_at == killed.ends_at
+        await keeper.release(killed.sandbox_id)
+        await until(lambda: len(keeper) == 0 and not runtime.vms)
+        disk.full = False
+        assert (await keeper.claim(ask("d"))).state == "running"
+    real.close()

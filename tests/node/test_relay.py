@@ -304,7 +304,9 @@ async def test_one_owners_connections_leave_room_for_another_and_for_the_agent()
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
 
-    config = NodesConfig(relay_connections=100, relay_connections_per_owner=8, relay_connections_per_sandbox=50)
+    config = NodesConfig(
+        relay_connections=100, relay_connections_per_owner=8, relay_connections_per_sandbox=50
+    )
     async with contextlib.AsyncExitStack() as stack:
         _relay, address, directory = await stack.enter_async_context(relaying(config))
         mine, others = directory.add(), directory.add(OTHER)

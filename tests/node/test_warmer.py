@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from greenroom.errors import NodeUnavailable, PoolDry
+from greenroom.node.refill import allot
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.messages import PoolSpec, PoolStatus, Size
@@ -131,3 +133,19 @@ async def test_a_closing_warmer_refuses(runtime: SimulatedRuntime, warmer: Warme
     await warmer.__aexit__()
     with pytest.raises(NodeUnavailable):
         await warmer.claim("base", SMALL, wait=1)
+
+
+async def test_a_refill_step_that_fails_for_an_unforeseen_reason_is_tried_again(
+    warmer: Warmer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([OSError(24, "Too many open files"), RuntimeError("a bug")])
+
+    def faulty(*arguments: Any) -> list[Any]:
+        for failure in failures:
+            raise failure
+        return allot(*arguments)
+
+    monkeypatch.setattr("greenroom.node.warmer.allot", faulty)
+    monkeypatch.setattr("greenroom.node.warmer._AFTER_A_FAULT", 0.001)
+    await warmer.set_pools([spec(2)], quiet)
+    await until(lambda: only(warmer).warm == 2)

@@ -49,3 +49,20 @@ def test_without_them_the_error_says_what_to_do(tmp_path: Path) -> None:
         credentials.own_token(tmp_path, "api")
     with pytest.raises(SetupError):
         Verifier.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n", "short", "x" * 64, "0" * 63, "\xa0"])
+def test_a_damaged_token_opens_nothing_and_is_made_anew(tmp_path: Path, content: str) -> None:
+    credentials.ensure(tmp_path)
+    (tmp_path / "operator.token").write_text(content, encoding="utf-8")
+    with pytest.raises(SetupError, match="damaged"):
+        credentials.own_token(tmp_path, "operator")
+    credentials.ensure(tmp_path)
+    verifier = Verifier.load(tmp_path)
+    for offered in ("", " ", content, content.strip()):
+        assert verifier.role_of(offered) is None
+    assert verifier.role_of(credentials.own_token(tmp_path, "operator")) == "operator"
+
+
+def test_even_a_list_that_accepts_the_empty_token_does_not(tmp_path: Path) -> None:
+    assert Verifier({"operator": credentials.digest("")}).role_of("") is None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from greenroom.errors import SetupError
+from greenroom.errors import SetupError, TemporaryError
 from greenroom.wire.ids import new_node_code
 from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox
 
@@ -36,6 +36,12 @@ CREATE INDEX claims_by_state ON claims (state, changed_at);
 """
 
 
+class JournalUnavailable(TemporaryError):
+    """The journal cannot be written (a full disk) or read: nothing new is taken on until it can."""
+
+    kind = "journal"
+
+
 class Entry(msgspec.Struct, frozen=True):
     """One claim as the journal has it. `sandbox` is there once it was handed over."""
 
@@ -53,91 +59,116 @@ def digest_of(request: ClaimRequest) -> str:
 
 
 class Journal:
-    """Use from one thread."""
+    """Use from one thread. Every method raises JournalUnavailable when the file cannot be read or written now."""
 
     def __init__(self, path: Path) -> None:
+        """Raises SetupError when the file is damaged or newer than this program."""
+        self._path = path
         self._db = sqlite3.connect(path, isolation_level=None)
-        path.chmod(0o600)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT;")
-        elif version > _VERSION:
-            raise SetupError(f"{path} was written by a newer Greenroom (schema {version}); update this one")
+        try:
+            path.chmod(0o600)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT;")
+            elif version > _VERSION:
+                raise SetupError(
+                    f"{path} was written by a newer Greenroom (schema {version}); update this one"
+                )
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise sqlite3.DatabaseError(damage)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise SetupError(f"cannot use {path}: {error}; is the disk full or read-only?") from error
+            raise SetupError(
+                f"{path} is damaged ({error}). Run `greenroom down`, move the file away and start again: "
+                "sandboxes that it knew of are then gone"
+            ) from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _run(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.DatabaseError as error:
+            raise JournalUnavailable(
+                f"this node cannot use its journal now ({error}); free disk space where {self._path.parent} lies"
+            ) from error
 
     def code(self) -> str:
         """This node's code, drawn at the first call and kept for life."""
-        row = self._db.execute("SELECT value FROM facts WHERE name='code'").fetchone()
+        row = self._run("SELECT value FROM facts WHERE name='code'").fetchone()
         if row is None:
-            self._db.execute("INSERT INTO facts VALUES ('code', ?)", (new_node_code(),))
+            self._run("INSERT INTO facts VALUES ('code', ?)", (new_node_code(),))
             return self.code()
         return str(row[0])
 
     def find(self, key: str) -> Entry | None:
         """What is known of a key."""
-        row = self._db.execute(
+        row = self._run(
             "SELECT key, digest, sandbox_id, state, record FROM claims WHERE key=?", (key,)
         ).fetchone()
         return None if row is None else self._entry(row)
 
     def begin(self, key: str, digest: str, sandbox_id: str, now: float) -> None:
         """A claim was taken on. The key must be new."""
-        self._db.execute(
+        self._run(
             "INSERT INTO claims (key, digest, sandbox_id, state, changed_at) VALUES (?, ?, ?, 'pending', ?)",
             (key, digest, sandbox_id, now),
         )
 
     def assign(self, key: str, vm: str) -> None:
         """The claim owns this VM from now on."""
-        self._db.execute("UPDATE claims SET vm=? WHERE key=?", (vm, key))
+        self._run("UPDATE claims SET vm=? WHERE key=?", (vm, key))
 
     def abort(self, key: str) -> None:
         """Nothing came of the claim: its key may be used again."""
-        self._db.execute("DELETE FROM claims WHERE key=? AND state='pending'", (key,))
+        self._run("DELETE FROM claims WHERE key=? AND state='pending'", (key,))
 
     def save(self, key: str, sandbox: Sandbox, now: float) -> None:
         """The sandbox was handed over, or one of its properties changed."""
-        self._db.execute(
+        self._run(
             "UPDATE claims SET state='running', record=?, changed_at=? WHERE key=? AND state!='ended'",
             (msgspec.json.encode(sandbox), now, key),
         )
 
     def end(self, key: str, reason: str, now: float) -> None:
         """The sandbox is gone; its token is forgotten, its key is kept for the retention time."""
-        self._db.execute(
+        self._run(
             "UPDATE claims SET state='ended', vm=NULL, record=NULL, reason=?, changed_at=? WHERE key=?",
             (reason, now, key),
         )
 
     def running(self) -> list[tuple[Entry, str]]:
         """Claims that were handed over and have not ended, each with its VM's name."""
-        rows = self._db.execute(
+        rows = self._run(
             "SELECT key, digest, sandbox_id, state, record, vm FROM claims WHERE state='running'"
         ).fetchall()
         return [(self._entry(row[:5]), str(row[5])) for row in rows]
 
     def abort_pending(self) -> int:
         """After a restart: claims that were under way were answered by nobody, so nothing came of them."""
-        return self._db.execute("DELETE FROM claims WHERE state='pending'").rowcount
+        return self._run("DELETE FROM claims WHERE state='pending'").rowcount
 
     def save_pools(self, pools: list[PoolSpec]) -> None:
         """Remember this node's share of the pools, for a start while no master is there."""
-        self._db.execute(
+        self._run(
             "INSERT INTO facts VALUES ('pools', ?) ON CONFLICT (name) DO UPDATE SET value=excluded.value",
             (msgspec.json.encode(pools).decode(),),
         )
 
     def pools(self) -> list[PoolSpec]:
         """What `save_pools` remembered; empty at first."""
-        row = self._db.execute("SELECT value FROM facts WHERE name='pools'").fetchone()
+        row = self._run("SELECT value FROM facts WHERE name='pools'").fetchone()
         return [] if row is None else msgspec.json.decode(row[0], type=list[PoolSpec])
 
     def forget(self, before: float) -> int:
         """Drop claims that ended before this time. Returns how many."""
-        return self._db.execute(
-            "DELETE FROM claims WHERE state='ended' AND changed_at < ?", (before,)
-        ).rowcount
+        return self._run("DELETE FROM claims WHERE state='ended' AND changed_at < ?", (before,)).rowcount
 
     def close(self) -> None:
         self._db.close()

@@ -206,7 +206,8 @@ class Keeper:
                         raise
             raise RuntimeFailure("no attempt was made")
         except BaseException:
-            self._journal.abort(request.key)
+            with contextlib.suppress(GreenroomError):
+                self._journal.abort(request.key)
             raise
         finally:
             self._pending.pop(request.key, None)
@@ -280,8 +281,9 @@ class Keeper:
         now = time.time()
         ends_at = now + max(0.0, request.ttl)
         if not (request.extend_only and ends_at <= live.sandbox.ends_at):
-            live.sandbox = msgspec.structs.replace(live.sandbox, ends_at=ends_at)
-            self._journal.save(live.key, live.sandbox, now)
+            moved = msgspec.structs.replace(live.sandbox, ends_at=ends_at)
+            self._journal.save(live.key, moved, now)
+            live.sandbox = moved
             self._set_deadline(live)
         return live.sandbox
 
@@ -303,7 +305,12 @@ class Keeper:
         live.ending = True
         sandbox_id = live.sandbox.sandbox_id
         self._deadlines.drop(sandbox_id)
-        self._journal.end(live.key, reason, time.time())
+        try:
+            self._journal.end(live.key, reason, time.time())
+        except GreenroomError as error:
+            # An end must never wait for a disk: it is what makes room on it. The next start sees that the VM
+            # is gone and ends the claim.
+            _log.error("the end of %s could not be written down: %s", sandbox_id, error.message)
         with contextlib.suppress(OSError):
             await self.cut(sandbox_id)
         try:
@@ -321,7 +328,8 @@ class Keeper:
                 if (live := self.lookup(sandbox_id)) is not None:
                     spawn(self._end(live, "its time was up"), f"time-out of {sandbox_id}")
             if now >= forget_at:
-                self._journal.forget(now - self._config.claims.retention)
+                with contextlib.suppress(GreenroomError):
+                    self._journal.forget(now - self._config.claims.retention)
                 forget_at = now + 60
             next_end = self._deadlines.next()
             pause = min(60.0, max(0.0, next_end - time.time())) if next_end is not None else 60.0

@@ -43,9 +43,9 @@ class Membership:
             try:
                 await self._tell()
                 return
-            except TemporaryError as error:
+            except (TemporaryError, OSError) as error:
                 if not told:
-                    _log.warning("cannot register yet: %s", error.message)
+                    _log.warning("cannot register yet: %s", error)
                 told = True
                 await asyncio.sleep(0.2)
 
@@ -57,9 +57,10 @@ class Membership:
             try:
                 await self._tell()
                 failing = False
-            except GreenroomError as error:
+            except (GreenroomError, OSError) as error:
+                # Whatever is wrong for a moment (no descriptors left, a full disk): this loop must go on.
                 if not failing:
-                    _log.warning("heartbeat failed: %s", error.message)
+                    _log.warning("heartbeat failed: %s", error)
                 failing = True
 
     async def _tell(self) -> None:

@@ -215,7 +215,9 @@ class Relay:
         if self._routed_count >= config.relay_connections * share:
             return heads.refuse(503, "this node relays as many connections as it may; try again")
         if self._by_owner[target.owner] >= config.relay_connections_per_owner * share:
-            return heads.refuse(429, "this key's owner has as many connections on this node as one may; close some")
+            return heads.refuse(
+                429, "this key's owner has as many connections on this node as one may; close some"
+            )
         group = self._routed.setdefault(target.sandbox_id, set())
         if len(group) >= config.relay_connections_per_sandbox * share:
             return heads.refuse(429, "this sandbox has as many connections as it may; close some")

@@ -36,8 +36,8 @@ class Splice:
 
     `first` is sent to the guest before anything that is read. Of what the client sends, `more` bytes are passed
     on (None: all) and the rest is thrown away. Without `half_close` the client's end of stream means that it has
-    left: both sides are reset, so that a guest that goes on for ever holds nothing here. `ended` is called once, with both sockets closed. `scratch` is a
-    buffer of CHUNK bytes that all splices of one event loop may share.
+    left: both sides are reset, so that a guest that goes on for ever holds nothing here. `ended` is called once,
+    with both sockets closed. `scratch` is a buffer of CHUNK bytes that all splices of one event loop may share.
     """
 
     __slots__ = ("_closed", "_down", "_ended", "_half_close", "_loop", "_up", "client", "guest", "touched")

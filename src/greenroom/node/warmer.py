@@ -29,6 +29,8 @@ from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
 PoolKey = tuple[str, Size]
+_AFTER_A_FAULT = 1.0
+"""Seconds the refill loop rests after a step that failed for a reason nobody foresaw."""
 
 
 class _Warm:
@@ -225,41 +227,49 @@ class Warmer:
         settings = self._config.pools
         if self._config.vm.engine == "simulated":
             return ""
-        free = psutil.virtual_memory().available >> 20
+        try:
+            free = psutil.virtual_memory().available >> 20
+            disk = shutil.disk_usage(self._home).free >> 20
+        except OSError as error:
+            return f"this machine does not tell its free memory and disk ({error.strerror})"
         if free < settings.memory_floor_mib:
             return f"only {free} MiB of memory are available, the floor is {settings.memory_floor_mib} MiB"
-        with contextlib.suppress(OSError):
-            disk = shutil.disk_usage(self._home).free >> 20
-            if disk < settings.disk_floor_mib:
-                return f"only {disk} MiB of disk are free, the floor is {settings.disk_floor_mib} MiB"
+        if disk < settings.disk_floor_mib:
+            return f"only {disk} MiB of disk are free, the floor is {settings.disk_floor_mib} MiB"
         return ""
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        """Decide for ever. A step that fails is logged and tried again: without this loop no pool is ever filled."""
         while True:
-            self._kick.clear()
-            now = loop.time()
-            for key in self._pools:
-                self._apply(key, machine.Tick(now))
-            self._kick.clear()
-            wants = {
-                key: warm.pool.wanted(now) for key, warm in self._pools.items() if warm.golden is not None
-            }
-            held = self._held_back() if any(wants.values()) else ""
-            if not held:
-                for key in allot(wants, self._parallel - len(self._making), self._last_served):
-                    self._last_served = key
-                    self._pools[key].pool.handle(machine.MemberStarted())
-                    task = spawn(self._make_member(key), f"member of {key[0]}")
-                    self._making.add(task)
-                    task.add_done_callback(self._made)
-            due = [warm.pool.next_deadline() for warm in self._pools.values()]
-            times = [when - now for when in due if when is not None]
-            if held:
-                times.append(1.0)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.001, min(times)) if times else None):
-                    await self._kick.wait()
+            try:
+                await self._step()
+            except Exception:
+                _log.exception("a refill step failed; trying again")
+                await asyncio.sleep(_AFTER_A_FAULT)
+
+    async def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._kick.clear()
+        now = loop.time()
+        for key in self._pools:
+            self._apply(key, machine.Tick(now))
+        self._kick.clear()
+        wants = {key: warm.pool.wanted(now) for key, warm in self._pools.items() if warm.golden is not None}
+        held = self._held_back() if any(wants.values()) else ""
+        if not held:
+            for key in allot(wants, self._parallel - len(self._making), self._last_served):
+                self._last_served = key
+                self._pools[key].pool.handle(machine.MemberStarted())
+                task = spawn(self._make_member(key), f"member of {key[0]}")
+                self._making.add(task)
+                task.add_done_callback(self._made)
+        due = [warm.pool.next_deadline() for warm in self._pools.values()]
+        times = [when - now for when in due if when is not None]
+        if held:
+            times.append(1.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.001, min(times)) if times else None):
+                await self._kick.wait()
 
     def _made(self, task: asyncio.Task[None]) -> None:
         self._making.discard(task)

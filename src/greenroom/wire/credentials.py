@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import msgspec
 
 from greenroom.errors import SetupError
 
+_TOKEN = re.compile(r"[0-9a-f]{64}")
 ROLES = ("api", "master", "node", "proxy", "operator")
 """Callers. `operator` is the command line."""
 
@@ -32,31 +34,43 @@ def write_private(path: Path, text: str) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as stream:
         stream.write(text)
+        stream.flush()
+        # Renamed before its content is on disk, a power cut would leave an empty file in its place.
+        os.fsync(stream.fileno())
     temporary.replace(path)
 
 
 def ensure(secrets_dir: Path) -> None:
-    """Make the tokens that are not there yet. Existing ones stay, so running roles keep working."""
+    """Make the tokens that are missing or damaged. Good ones stay, so running roles keep working."""
     secrets_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     secrets_dir.chmod(0o700)
     accepted: dict[str, str] = {}
     for role in ROLES:
         path = secrets_dir / f"{role}.token"
-        if not path.exists():
+        if _read_token(path) is None:
             write_private(path, secrets.token_hex(32) + "\n")
-        accepted[role] = digest(path.read_text(encoding="utf-8").strip())
+        accepted[role] = digest(own_token(secrets_dir, role))
     write_private(secrets_dir / "accepted.json", msgspec.json.encode(accepted).decode())
 
 
 def own_token(secrets_dir: Path, role: str) -> str:
     """The token with which `role` calls others. Raises SetupError when `greenroom up` never made it."""
-    try:
-        return (secrets_dir / f"{role}.token").read_text(encoding="utf-8").strip()
-    except OSError as error:
+    token = _read_token(secrets_dir / f"{role}.token")
+    if token is None:
         raise SetupError(
-            f"cannot read the {role} credential ({error.strerror}); start the platform with `greenroom up` "
-            "and run this as the same user"
-        ) from error
+            f"the {role} credential in {secrets_dir} is missing, damaged or not readable by this user; "
+            "start the platform with `greenroom up` and run this as the same user"
+        )
+    return token
+
+
+def _read_token(path: Path) -> str | None:
+    """The token in a file; None for anything that is not 64 hexadecimal digits, as an empty file is not."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if _TOKEN.fullmatch(text) else None
 
 
 class Verifier:
@@ -76,6 +90,8 @@ class Verifier:
 
     def role_of(self, token: str) -> str | None:
         """The role whose token this is, or None. Compares with every role, whichever matches."""
+        if not _TOKEN.fullmatch(token):
+            return None
         offered = digest(token)
         found = None
         for role, expected in self._accepted.items():
