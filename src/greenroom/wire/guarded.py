@@ -1,0 +1,66 @@
+"""uvicorn's HTTP protocol with the bounds it lacks: connections in all, and the time for a request's head.
+
+Every user of the machine can open connections to a role's listener, and before its credential was checked a
+connection is worth little. So a head has a deadline, and when too many connections are open the one that has
+waited longest without a complete head is dropped. Honest heads arrive within milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_DEADLINE = 10.0
+"""Seconds from a connection, or from the first byte of a further request, to a complete head."""
+CONNECTIONS = 4096
+"""Connections of one process, all listeners together; one more drops the oldest that has no head."""
+
+_open: set[GuardedProtocol] = set()
+_headless: dict[GuardedProtocol, None] = {}
+
+
+def statistics() -> dict[str, int]:
+    """How many connections are open, and how many of them have no complete head."""
+    return {"open": len(_open), "headless": len(_headless)}
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """See the module."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _open.add(self)
+        self._await_head()
+        if len(_open) > CONNECTIONS and _headless:
+            next(iter(_headless))._drop()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _open.discard(self)
+        self._head_came()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        _headless[self] = None
+        self._head_timer = asyncio.get_running_loop().call_later(HEAD_DEADLINE, self._drop)
+
+    def _head_came(self) -> None:
+        _headless.pop(self, None)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _drop(self) -> None:
+        _headless.pop(self, None)
+        self.transport.abort()
