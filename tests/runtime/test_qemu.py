@@ -112,7 +112,7 @@ async def test_cgroups_bound_memory_cpu_and_threads(engine: QemuRuntime, golden:
             if file.name in ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us", "cpu.max", "pids.max")
         }
         memory = values.get("memory.limit_in_bytes") or values["memory.max"]
-        assert int(memory) == (512 + 192) << 20
+        assert int(memory) == (2 * 512 + 192) << 20
         quota = values.get("cpu.cfs_quota_us") or values["cpu.max"].split()[0]
         assert int(quota) == 125_000
         assert values["pids.max"] == "128"
@@ -379,6 +379,19 @@ async def test_a_golden_that_is_being_made_can_be_given_up(engine: QemuRuntime, 
     assert all(name.endswith(".lock") for name in left), left
     for name in left:
         (default_cache_dir() / name).unlink()
+
+
+async def test_the_very_first_vm_of_a_golden_may_use_all_its_memory(golden: Golden, tmp_path: Path) -> None:
+    # Pages that are holes in the golden are charged to whoever touches them first, beside its own copies.
+    fresh = QemuRuntime(spec_in(tmp_path))
+    try:
+        loaded = await fresh.snapshot_golden("base", golden.size, lambda _step, _done: None)
+        async with running(fresh, loaded) as vm:
+            result = await sh(vm, "python3 -c \"x = b'a' * (380 << 20); print(len(x))\"", deadline=120)
+            assert result == (0, f"{380 << 20}\n")
+            assert not vm.ended.is_set()
+    finally:
+        await fresh.close()
 
 
 async def test_a_guest_that_reboots_ends(engine: QemuRuntime, golden: Golden) -> None:

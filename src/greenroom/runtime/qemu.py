@@ -63,7 +63,9 @@ class QemuRuntime:
     def _limits(self, machine: Machine) -> Limits:
         size, settings = machine.size, self._settings
         return Limits(
-            memory=(size.memory_mib + settings.memory_overhead_mib) << 20,
+            # Twice, because the first VM to touch a page that is a hole in the golden's RAM is charged for that
+            # page and for its own copy of it. It happens once for each page of a golden, whoever comes first.
+            memory=(2 * size.memory_mib + settings.memory_overhead_mib) << 20,
             cpus=size.cpus + settings.cpu_headroom,
             pids=settings.pids_max,
             cpu_shares=settings.cpu_shares,
