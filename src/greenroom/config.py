@@ -77,6 +77,8 @@ class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Refill stops while less host memory than this is available."""
     disk_floor_mib: Count = 2048
     """Refill stops while the state directory's disk has less free than this."""
+    disk_emergency_mib: Count = 512
+    """Below this the node ends the sandbox that has written most, to save all others."""
 
 
 class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +99,7 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     uid_base: Positive = 200_000
     """First uid of the range from which each VM gets one of its own; no account may lie in it."""
     memory_overhead_mib: Count = 192
-    """Added to guest RAM for the cgroup limit: QEMU's own heap and translation cache."""
+    """Added to twice the guest's RAM for the cgroup limit: QEMU's own heap and translation cache."""
     pids_max: Positive = 128
     """Threads of one QEMU; it runs on 5 to 8."""
     cpu_headroom: Amount = 0.25
@@ -146,6 +148,13 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds that running requests get when the proxy is told to stop."""
 
 
+class LogsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the roles log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below it are left out; `debug` has one line for each read and heartbeat."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings."""
 
@@ -155,6 +164,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vm: VmConfig = VmConfig()
     nodes: NodesConfig = NodesConfig()
     proxy: ProxyConfig = ProxyConfig()
+    logs: LogsConfig = LogsConfig()
 
 
 class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -291,6 +291,22 @@ class Keeper:
         self._deadlines.set(live.sandbox.sandbox_id, live.sandbox.ends_at)
         self._moved.set()
 
+    def disk_use(self) -> dict[str, int]:
+        """Bytes of host disk that each running sandbox takes."""
+        return {
+            live.sandbox_id: self._runtime.disk_use(live.vm)
+            for live in self._live.values()
+            if not live.ending
+        }
+
+    async def revive(self) -> int:
+        """Let guests go on that a full disk had stopped. Returns how many there were."""
+        revived = 0
+        for live in list(self._live.values()):
+            with contextlib.suppress(GreenroomError):
+                revived += not live.ending and await self._runtime.revive(live.vm)
+        return revived
+
     async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
         """End a sandbox and give everything of it back. Raises UnknownSandbox."""
         live = self.lookup(sandbox_id)

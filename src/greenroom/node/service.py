@@ -16,6 +16,7 @@ import signal
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError
 from greenroom.images.commands import interrupt
+from greenroom.node.diskguard import DiskGuard
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.membership import Membership
@@ -110,6 +111,10 @@ async def _serve(
     stack.push_async_callback(relay.close)
     await stack.enter_async_context(warmer)
     await stack.enter_async_context(keeper)
+    guard = DiskGuard(
+        spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
+    )
+    stack.push_async_callback(stop, spawn(guard.run(), "disk guard"))
     sock = listen(spec.host, spec.port)
     own_url = url_of(sock)
     drained = False

@@ -137,6 +137,12 @@ class Runtime(Protocol):
     async def resume(self, vm: Vm) -> None:
         """Undo `pause`. The guest's clock is behind by the length of the pause until it is set."""
 
+    def disk_use(self, vm: Vm) -> int:
+        """Bytes that the VM's overlay takes on the host's disk."""
+
+    async def revive(self, vm: Vm) -> bool:
+        """Let a VM go on that was stopped because the host's disk had no room for a write; True if it was."""
+
     async def stop(self, vm: Vm) -> None:
         """End the VM and remove everything of it from the host."""
 

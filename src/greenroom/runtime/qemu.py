@@ -210,6 +210,19 @@ class QemuRuntime:
     async def resume(self, vm: Vm) -> None:
         await self.start(vm)
 
+    def disk_use(self, vm: Vm) -> int:
+        try:
+            return (self._own(vm).directory / "overlay.qcow2").stat().st_blocks * 512
+        except OSError:
+            return 0
+
+    async def revive(self, vm: Vm) -> bool:
+        own = self._own(vm)
+        if (await own.execute("query-status"))["status"] != "io-error":
+            return False
+        await own.execute("cont")
+        return True
+
     async def stop(self, vm: Vm) -> None:
         own = self._own(vm)
         await own.destroy()

@@ -87,6 +87,15 @@ class SimulatedRuntime:
     async def resume(self, vm: Vm) -> None:
         self._own(vm).state = "running"
 
+    def disk_use(self, vm: Vm) -> int:
+        """It has no disk."""
+        self._own(vm)
+        return 0
+
+    async def revive(self, vm: Vm) -> bool:
+        self._own(vm)
+        return False
+
     async def stop(self, vm: Vm) -> None:
         own = self._own(vm)
         own.state = "stopped"
