@@ -15,7 +15,7 @@ from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire.calling import role_client
-from greenroom.wire.credentials import own_token
+from greenroom.wire.credentials import Verifier, own_token
 from greenroom.wire.process import run_process
 from greenroom.wire.serving import run_role
 from greenroom.wire.tasks import spawn, stop
@@ -25,15 +25,16 @@ async def main(spec: RoleSpec) -> None:
     """Run the api that the spec describes. Raises SetupError when it cannot start."""
     if not spec.master_urls:
         raise SetupError("an api needs the URL of at least one master")
+    verifier = Verifier.load(spec.secrets)
     token = own_token(spec.secrets, "api")
     store = await SqliteStore.open(spec.store)
     try:
-        async with role_client(token) as client:
+        async with role_client(token, masters=spec.master_urls) as client:
             fleet = Fleet(client, spec.master_urls, spec.config)
             dialect = Dialect(fleet, Authenticator(store), spec.domain, spec.config.api, spec.config.claims)
             following = spawn(fleet.follow(), "node-table")
             try:
-                await run_role(application(dialect.paths()), spec)
+                await run_role(application(dialect.paths(), verifier=verifier), spec)
             finally:
                 await stop(following)
     finally:

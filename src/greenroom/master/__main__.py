@@ -22,7 +22,7 @@ async def main(spec: RoleSpec) -> None:
         async with role_client(token) as client:
             master = Master(store, client, spec.config)
             async with master.running():
-                app = application(master.routes(), verifier)
+                app = application(master.routes(), verifier, quiet=master.QUIET)
                 app.state.on_leave = [master.watch.close]
                 await run_role(app, spec)
     finally:

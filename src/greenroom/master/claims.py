@@ -25,7 +25,9 @@ from greenroom.config import ClaimsConfig
 from greenroom.errors import GreenroomError, NodeUnavailable, NotFound, PoolDry, SandboxEnded, TemporaryError
 from greenroom.master.catalogue import Catalogue
 from greenroom.master.membership import Membership
+from greenroom.master.metrics import PLACEMENTS
 from greenroom.master.placement import Hints
+from greenroom.wire import metrics
 from greenroom.wire.calling import RoleClient
 from greenroom.wire.messages import ClaimRequest, NodeStatus, Sandbox
 
@@ -108,13 +110,14 @@ class Claims:
                 dry = dry or error
 
     async def _send(self, node: NodeStatus, request: ClaimRequest, wait: float) -> Sandbox:
-        return await self._client.call(
-            "POST",
-            f"{node.api_url}/v1/claims",
-            Sandbox,
-            msgspec.structs.replace(request, wait=wait),
-            deadline=wait + self._config.handover_deadline + SLACK,
-        )
+        with metrics.Outcome(PLACEMENTS):
+            return await self._client.call(
+                "POST",
+                f"{node.api_url}/v1/claims",
+                Sandbox,
+                msgspec.structs.replace(request, wait=wait),
+                deadline=wait + self._config.handover_deadline + SLACK,
+            )
 
     async def _ask(self, key: str) -> NodeStatus | None:
         """The live node that has this key. Raises NodeUnavailable when one cannot say and none says yes."""

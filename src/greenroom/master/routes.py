@@ -21,10 +21,12 @@ from greenroom.errors import BadRequest, KeyConflict, NotFound
 from greenroom.master.catalogue import Catalogue
 from greenroom.master.claims import Claims
 from greenroom.master.membership import Membership, record_of
+from greenroom.master.metrics import CLAIM_SECONDS, CLAIMS, read
 from greenroom.master.placement import Hints
 from greenroom.master.shares import shares_of
 from greenroom.master.watching import NodeWatch
 from greenroom.store.records import Store
+from greenroom.wire import logs, metrics
 from greenroom.wire.calling import RoleClient
 from greenroom.wire.messages import ClaimRequest, MasterStatus, NodeStatus, PoolSpec, Registered
 from greenroom.wire.serving import endpoint, json_response, read_json
@@ -35,6 +37,9 @@ _log = logging.getLogger(__name__)
 
 class Master:
     """The parts of one master and the handlers that use them."""
+
+    QUIET = ("/v1/nodes/{name}/heartbeat",)
+    """Paths that are asked so often that their requests are no news."""
 
     def __init__(self, store: Store, client: RoleClient, config: Config) -> None:
         self._config = config
@@ -57,7 +62,8 @@ class Master:
             spawn(self._follow_nodes(), "node-records"),
         ]
         try:
-            yield
+            with metrics.reading(lambda: read(self.membership, self.claims.statistics())):
+                yield
         finally:
             self.watch.close()
             await stop(*tasks)
@@ -130,7 +136,10 @@ class Master:
 
     async def claim(self, request: Request) -> Response:
         """One sandbox, from the node that suits best."""
-        sandbox = await self.claims.claim(await read_json(request, ClaimRequest))
+        wanted = await read_json(request, ClaimRequest)
+        with metrics.Outcome(CLAIMS, seconds=CLAIM_SECONDS):
+            sandbox = await self.claims.claim(wanted)
+        logs.about(sandbox.sandbox_id)
         return json_response(sandbox, 201)
 
     async def templates(self, _request: Request) -> Response:

@@ -2,27 +2,41 @@
 
 A call that could not be *sent* raises NodeUnavailable and may be repeated elsewhere. One whose answer was lost
 after it was sent raises OutcomeUnknown if it changes something (the caller asks by key), else NodeUnavailable.
+A call made for a request carries that request's id.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Collection
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from greenroom.errors import InternalError, NodeUnavailable, OutcomeUnknown, from_wire
+from greenroom.wire import logs, metrics
 
 T = TypeVar("T")
 
+CALLS = metrics.counter(
+    "greenroom_calls_total", "Calls to other roles, by the callee's kind", ("callee", "outcome")
+)
+SECONDS = metrics.histogram(
+    "greenroom_call_seconds", "From sending a call to its answer, long polls left out", ("callee", "outcome")
+)
+
 
 class RoleClient:
-    """Calls other roles' internal APIs with this role's bearer token. Use as an async context manager."""
+    """Calls other roles' internal APIs with this role's bearer token. Use as an async context manager.
 
-    def __init__(self, token: str, connections_per_host: int = 256) -> None:
+    `masters` are the masters' URLs: a role calls only masters and nodes, so they tell the two apart for metrics.
+    """
+
+    def __init__(self, token: str, connections_per_host: int = 256, *, masters: Collection[str] = ()) -> None:
         self._token = token
+        self._masters = frozenset(_where(url) for url in masters)
         self._limit = connections_per_host
         self._session: aiohttp.ClientSession | None = None
 
@@ -48,10 +62,31 @@ class RoleClient:
         Raises the error that the other role answered with, NodeUnavailable when it cannot be reached or does
         not answer a read within `deadline` seconds, OutcomeUnknown when a mutation's answer was lost.
         """
+        callee = "master" if _where(url) in self._masters else "node"
+        begun, outcome = time.perf_counter(), "unreachable"
+        try:
+            answer = await self._call(method, url, kind, body, deadline)
+            outcome = "ok"
+        except NodeUnavailable as error:
+            # Without a cause it is the other role's own answer: it cannot reach somebody.
+            outcome = "unreachable" if error.__cause__ is not None else "rejected"
+            raise
+        except BaseException as error:
+            outcome = metrics.outcome_of(error)
+            raise
+        finally:
+            metrics.child(CALLS, callee, outcome).inc()
+            if "wait=" not in url:
+                metrics.child(SECONDS, callee, outcome).observe(time.perf_counter() - begun)
+        return answer
+
+    async def _call(self, method: str, url: str, kind: type[T], body: object, deadline: float) -> T:
         if self._session is None:
             raise InternalError("the role client is not open")
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
+        if request_id := logs.request_id():
+            headers[logs.HEADER] = request_id
         timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(3.0, deadline))
         try:
             async with self._session.request(
@@ -84,7 +119,7 @@ def _where(url: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def role_client(token: str) -> AsyncIterator[RoleClient]:
+async def role_client(token: str, *, masters: Collection[str] = ()) -> AsyncIterator[RoleClient]:
     """An open RoleClient for the length of a block."""
-    async with RoleClient(token) as client:
+    async with RoleClient(token, masters=masters) as client:
         yield client

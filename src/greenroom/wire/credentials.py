@@ -19,8 +19,8 @@ import msgspec
 from greenroom.errors import SetupError
 
 _TOKEN = re.compile(r"[0-9a-f]{64}")
-ROLES = ("api", "master", "node", "proxy", "operator")
-"""Callers. `operator` is the command line."""
+ROLES = ("api", "master", "node", "proxy", "operator", "metrics")
+"""Callers. `operator` is the command line; `metrics` may read metrics and nothing else."""
 
 
 def digest(token: str) -> str:

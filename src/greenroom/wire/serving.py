@@ -14,8 +14,7 @@ import os
 import resource
 import signal
 import socket
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,7 +37,10 @@ from greenroom.errors import (
     TooLarge,
     Unauthorized,
 )
+from greenroom.wire import logs, metrics
 from greenroom.wire.credentials import Verifier
+from greenroom.wire.guarded import GuardedProtocol
+from greenroom.wire.requests import Application
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -89,13 +91,25 @@ def endpoint(method: str, path: str, handler: Handler, admits: Collection[str]) 
     """A route for the caller roles in `admits`; the handler finds the caller in `request.state.caller`."""
 
     async def checked(request: Request) -> Response:
-        caller = _caller(request)
-        if caller not in admits:
-            raise Forbidden(f"the {caller} role may not call {method} {path}")
-        request.state.caller = caller
+        check_caller(request, admits, f"{method} {path}")
+        if sandbox_id := request.path_params.get("sandbox_id"):
+            logs.about(sandbox_id)
         return await handler(request)
 
     return Route(path, checked, methods=[method])
+
+
+def check_caller(request: Request, admits: Collection[str], what: str) -> None:
+    """Raise Unauthorized or Forbidden unless a role in `admits` asks; `request.state.caller` says which."""
+    caller = _caller(request)
+    if caller not in admits:
+        raise Forbidden(f"the {caller} role may not call {what}")
+    request.state.caller = caller
+
+
+async def metrics_response(more: metrics.More | None = None) -> Response:
+    """This process's metrics, and those that `more` brings."""
+    return Response(await metrics.exposition(more), media_type=metrics.CONTENT_TYPE)
 
 
 def _caller(request: Request) -> str:
@@ -107,14 +121,32 @@ def _caller(request: Request) -> str:
     return role
 
 
-def application(routes: Sequence[Route], verifier: Verifier, lifespan: Lifespan | None = None) -> Starlette:
-    """The ASGI application of a role, with `/healthz` for anyone and errors in the internal form."""
+def application(
+    routes: Sequence[Route],
+    verifier: Verifier,
+    lifespan: Lifespan | None = None,
+    *,
+    quiet: Collection[str] = (),
+    more_metrics: metrics.More | None = None,
+) -> Starlette:
+    """The ASGI application of a role: `/healthz` for anyone, `/metrics`, errors in the internal form.
+
+    `quiet` are the paths of routes whose requests are logged at DEBUG only.
+    """
+
+    async def measured(_request: Request) -> Response:
+        return await metrics_response(more_metrics)
 
     async def healthz(_request: Request) -> Response:
         return json_response({"ok": True})
 
-    app = Starlette(
-        routes=[Route("/healthz", healthz), *routes],
+    app = Application(
+        routes=[
+            Route("/healthz", healthz),
+            endpoint("GET", "/metrics", measured, metrics.READERS),
+            *routes,
+        ],
+        quiet=quiet,
         lifespan=lifespan,
         exception_handlers=error_handlers(lambda error: json_response(error.to_wire(), error.status)),
     )
@@ -145,14 +177,6 @@ def error_handlers(render: Callable[[GreenroomError], Response]) -> dict[Any, An
         return render(InternalError("internal error; the role's log has the cause"))
 
     return {GreenroomError: ours, HTTPException: routing, ClientDisconnect: gone, Exception: bug}
-
-
-def setup_logging() -> None:
-    """Log to standard error, one line a record; the supervisor sends it to the role's log file."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("qemu").setLevel(logging.CRITICAL)
 
 
 def tell_progress(step: str, done: float | None) -> None:
@@ -214,19 +238,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> AsyncGenerator[str, None]:
-    """Serve `app` on `sock` until SIGTERM or SIGINT; yields its URL once, when it takes requests.
-
-    On the signal no new connection is taken, running requests get `drain` seconds, then the server ends; the
-    callables in `app.state.on_leave` are called first, so that requests which only wait can be answered.
-    """
+def _server(app: Starlette, drain: float) -> _Server:
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="on",
         loop="uvloop",
-        http="httptools",
+        http=GuardedProtocol,
         server_header=False,
         timeout_graceful_shutdown=int(drain),
         timeout_keep_alive=75,
@@ -249,6 +268,29 @@ async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> Asyn
         await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             await running
+    return server
+
+
+@contextlib.asynccontextmanager
+async def serving_beside(app: Starlette, sock: socket.socket) -> AsyncIterator[str]:
+    """Serve `app` on `sock` for the length of a block, beside something that deals with signals; gives its URL."""
+    server = _server(app, 1.0)
+    loop = asyncio.get_running_loop()
+    running = loop.create_task(server.serve(sockets=[sock]), name="http-server")
+    try:
+        yield url_of(sock)
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> AsyncGenerator[str, None]:
+    """Serve `app` on `sock` until SIGTERM or SIGINT; yields its URL once, when it takes requests.
+
+    On the signal no new connection is taken, running requests get `drain` seconds, then the server ends; the
+    callables in `app.state.on_leave` are called first, so that requests which only wait can be answered.
+    """
+    server = _server(app, drain)
             raise SetupError("the HTTP server ended before it started; the log has the cause")
         yield url_of(sock)
         await running

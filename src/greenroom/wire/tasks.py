@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -18,9 +19,11 @@ def spawn(coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
 
     An error of ours is one line, because whoever awaits the task deals with it; any other has its traceback.
     """
-    task = asyncio.get_running_loop().create_task(coroutine, name=name)
+    # The task's own context, so that the line about its failure carries the request that it ran for.
+    context = contextvars.copy_context()
+    task = asyncio.get_running_loop().create_task(coroutine, name=name, context=context)
     _running.add(task)
-    task.add_done_callback(_finished)
+    task.add_done_callback(_finished, context=context)
     return task
 
 

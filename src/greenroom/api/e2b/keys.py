@@ -13,11 +13,15 @@ from starlette.requests import Request
 from greenroom.errors import BadRequest, Unauthorized
 from greenroom.store.keys import digest_of, is_secret
 from greenroom.store.records import ApiKey, Store
+from greenroom.wire import metrics
 
 CACHED_FOR = 1.0
 """Seconds a key is believed without asking the store: so long a revoked one still works, at most."""
 CACHED_KEYS = 4096
 """Keys in the cache, the least recently used leaves first."""
+LOOKUPS = metrics.counter(
+    "greenroom_api_key_lookups_total", "Requests with an API key, by what the cache knew", ("result",)
+)
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 
 
@@ -39,16 +43,20 @@ class Authenticator:
             raise Unauthorized("an API key is needed: send it in the header X-API-Key")
         # What does not look like a key cannot be one: no need to ask the store.
         if not is_secret(secret):
+            metrics.child(LOOKUPS, "malformed").inc()
             raise Unauthorized("this API key is not known")
         digest = digest_of(secret)
         now = time.monotonic()
         cached = self._cache.get(digest)
         if cached is not None and cached[1] > now:
+            metrics.child(LOOKUPS, "hit").inc()
             return cached[0].owner
         key = await self._store.find_api_key(digest)
         if key is None or key.revoked_at is not None:
+            metrics.child(LOOKUPS, "unknown").inc()
             self._cache.pop(digest, None)
             raise Unauthorized("this API key is not known")
+        metrics.child(LOOKUPS, "miss").inc()
         # Counted from before the store was asked, so that a slow store does not stretch a revoked key's life.
         self._cache[digest] = (key, now + CACHED_FOR)
         self._cache.move_to_end(digest)

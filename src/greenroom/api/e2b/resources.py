@@ -15,7 +15,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from greenroom.api.e2b.errors import MethodMismatch, NotSupported, render
-from greenroom.wire.serving import Lifespan, error_handlers, json_response
+from greenroom.errors import NotFound
+from greenroom.wire.credentials import Verifier
+from greenroom.wire.metrics import READERS
+from greenroom.wire.requests import Application
+from greenroom.wire.serving import Lifespan, check_caller, error_handlers, json_response, metrics_response
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -62,14 +66,33 @@ async def healthz(_request: Request) -> Response:
     return json_response({"ok": True})
 
 
-def application(paths: dict[str, dict[str, Handler]], lifespan: Lifespan | None = None) -> Starlette:
-    """The ASGI application for `paths`, in the order in which they are tried."""
+async def measured(request: Request) -> Response:
+    """`/metrics`, on this process's own address and for roles only.
+
+    Clients come through the proxy, which says for whom it asks: for them the path does not exist.
+    """
+    if "x-forwarded-for" in request.headers:
+        raise NotFound("no such path")
+    check_caller(request, READERS, "GET /metrics")
+    return await metrics_response()
+
+
+def application(
+    paths: dict[str, dict[str, Handler]],
+    lifespan: Lifespan | None = None,
+    *,
+    verifier: Verifier | None = None,
+) -> Starlette:
+    """The ASGI application for `paths`, in the order in which they are tried; `/metrics` needs `verifier`."""
     table: dict[str, dict[str, Handler]] = {"/health": {"GET": health}, "/healthz": {"GET": healthz}}
+    if verifier is not None:
+        table["/metrics"] = {"GET": measured}
     table |= paths
-    app = Starlette(
+    app = Application(
         routes=[Route(path, Resource(methods)) for path, methods in table.items()],
         lifespan=lifespan,
         exception_handlers=error_handlers(render),
     )
     app.router.redirect_slashes = False
+    app.state.verifier = verifier
     return app

@@ -36,6 +36,8 @@ from greenroom.api.e2b.schemas import (
 from greenroom.api.nodes import Fleet
 from greenroom.config import ApiConfig, ClaimsConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownTemplate
+from greenroom.wire import logs
+from greenroom.wire.ids import is_sandbox_id
 from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
 from greenroom.wire.serving import json_response, read_body
 
@@ -96,6 +98,7 @@ class Dialect:
                 "Send an Idempotency-Key to be able to ask again safely"
             ) from error
         self._remember(sandbox)
+        logs.about(sandbox.sandbox_id)
         return json_response(sandbox_body(sandbox, template, self._domain), 201)
 
     async def list_v1(self, request: Request) -> Response:
@@ -253,7 +256,10 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 def _sandbox_id(request: Request) -> str:
     """The id in the path. Clients of the first generation append `-<clientID>` to it."""
-    return str(request.path_params["id"]).partition("-")[0]
+    sandbox_id = str(request.path_params["id"]).partition("-")[0]
+    if is_sandbox_id(sandbox_id):
+        logs.about(sandbox_id)
+    return sandbox_id
 
 
 def _partial(missing: list[str]) -> dict[str, str]:

@@ -1,0 +1,43 @@
+"""What a master counts: claims and where it placed them; and what it reads off its tables when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+
+from greenroom.master.membership import Membership
+from greenroom.wire import metrics
+
+CLAIMS = metrics.counter("greenroom_master_claims_total", "Claims answered", ("outcome",))
+CLAIM_SECONDS = metrics.histogram(
+    "greenroom_master_claim_seconds", "From a claim's arrival to its answer", ("outcome",)
+)
+PLACEMENTS = metrics.counter(
+    "greenroom_master_placements_total",
+    "Claims sent to a node; one claim may be sent to several",
+    ("outcome",),
+)
+
+
+def read(membership: Membership, claims: dict[str, int]) -> Iterable[Metric]:
+    """The node table and what `Claims.statistics` tells, as they stand now."""
+    states = {"live": 0, "draining": 0, "dead": 0}
+    for info in membership.nodes().nodes:
+        state = "dead" if not info.live else "draining" if info.status.draining else "live"
+        states[state] += 1
+    yield metrics.gauges(
+        "greenroom_master_nodes", "Known nodes", ("state",), [((s,), n) for s, n in states.items()]
+    )
+    yield metrics.gauges(
+        "greenroom_master_keys_remembered",
+        "Idempotency keys whose node is remembered",
+        (),
+        [((), claims["remembered"])],
+    )
+    yield metrics.gauges(
+        "greenroom_master_keys_under_way",
+        "Idempotency keys with a claim under way",
+        (),
+        [((), claims["under_way"])],
+    )
