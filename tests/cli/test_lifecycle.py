@@ -27,6 +27,7 @@ def alive(pid: int) -> bool:
 def test_up_starts_in_order_and_down_stops_in_order(home: Home) -> None:
     reported = home.up("--nodes", "2")
     assert "Greenroom is up at http://127.0.0.1:" in reported
+    assert "noise_pid" not in reported
     started = [line for line in home.trace() if not line.startswith("swept")]
     assert started[:2] == ["started master-0", "ready master-0"]
     assert started[-2:] == ["started proxy-0", "ready proxy-0"]
@@ -109,6 +110,8 @@ def test_a_failing_role_ends_the_start_and_says_why(home: Home) -> None:
     code, seen = home.status()
     assert code == 4
     assert any("the last start failed: node-0" in problem for problem in seen.problems)
+    home.ok("down")
+    assert home.status()[1].problems == [], "what was seen to is no problem any more"
 
 
 def test_progress_is_printed_once_a_step(home: Home) -> None:
@@ -149,6 +152,11 @@ def test_ctrl_c_in_the_foreground_stops_everything_in_order(home: Home) -> None:
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
+    assert (
+        f'To use it, in another terminal: eval "$(greenroom --state-dir {home.state.root} env)"'
+        in err.decode()
+    )
+    assert b"Ctrl-C stops it" in err
     assert [line for line in home.trace() if line.startswith("ended")] == [
         "ended proxy-0", "ended api-0", "ended node-0", "ended master-0",
     ]  # fmt: skip
@@ -173,9 +181,16 @@ def test_roles_end_with_a_killed_supervisor_and_the_next_up_is_clean(home: Home)
     eventually(lambda: not any(map(alive, first.values())), "the end of all roles")
     code, seen = home.status()
     assert code == 4
-    assert any("was killed" in problem for problem in seen.problems)
-    home.up()
+    (problem,) = seen.problems
+    assert "was killed; VMs of its sandboxes may still run" in problem
+    for command in ("up --detach", "down"):
+        assert f"`greenroom --state-dir {home.state.root} {command}`" in problem
+    told = home.up()
+    assert "the last supervisor was killed; taking over what it left" in told
+    assert "sandboxes of the last run that go on: 1" in told
     assert home.status()[0] == 0
+    home.ok("down")
+    assert "the last" not in home.up(), "a stop in order leaves nothing to take over"
 
 
 def test_up_ends_roles_that_outlived_a_killed_supervisor(home: Home) -> None:
@@ -248,6 +263,7 @@ def test_a_taken_port_is_named(home: Home) -> None:
     assert failed.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in failed.stderr
     assert "--port" in failed.stderr
+    assert 'make run DEMO_ARGS="--port 0"' in failed.stderr
 
 
 def test_the_port_asked_for_is_the_port_used(home: Home) -> None:

@@ -33,6 +33,7 @@ from greenroom.cli.plans import UpOptions, claim_port, make_plan
 from greenroom.cli.processes import ProcessId, describe_exit, end
 from greenroom.cli.records import LOG_LIMIT, Busy, Lock, StateDir
 from greenroom.cli.reports import PipeReporter, PlainReporter, Report, format_seconds, read_reports
+from greenroom.cli.supervisor import describe_ready
 from greenroom.errors import BadRequest, InternalError, SetupError
 
 # Frames
@@ -238,6 +239,26 @@ def test_a_port_that_is_taken_is_refused() -> None:
 
 
 # Texts
+
+
+@pytest.mark.parametrize(
+    ("detail", "text"),
+    [
+        ({}, "ready"),
+        ({"envoy_pid": 17}, "ready"),
+        (
+            {"engine": "qemu", "accelerator": "tcg", "why": "KVM is not usable: it dies"},
+            "ready on qemu/tcg (KVM is not usable: it dies)",
+        ),
+        (
+            {"engine": "simulated", "accelerator": "none", "why": "asked for by name"},
+            "ready on simulated (asked for by name)",
+        ),
+        ({"engine": "qemu", "accelerator": "kvm"}, "ready on qemu/kvm"),
+    ],
+)
+def test_what_a_role_says_when_it_is_ready(detail: dict[str, object], text: str) -> None:
+    assert describe_ready(detail) == text
 
 
 @pytest.mark.parametrize(

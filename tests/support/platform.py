@@ -34,6 +34,9 @@ class Platform:
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        # The SDK keeps its connections; waiting for them at each end would only make the tests longer.
+        self.settings = "[proxy]\ndrain = 0.5\n"
+        """Written to `config.toml` at each start."""
 
     def command(
         self, *arguments: str, check: bool = True, **options: Any
@@ -44,13 +47,16 @@ class Platform:
     def up(self, *arguments: str) -> None:
         """Start it on a free port and wait until it is ready."""
         self.state.mkdir(mode=0o700, exist_ok=True)
-        # The SDK keeps its connections; waiting for them at each end would only make the tests longer.
-        (self.state / "config.toml").write_text("[proxy]\ndrain = 0.5\n", encoding="utf-8")
+        (self.state / "config.toml").write_text(self.settings, encoding="utf-8")
         self.command("up", "--detach", "--port", "0", *arguments)
 
     def down(self) -> subprocess.CompletedProcess[str]:
         """Stop it."""
         return self.command("down")
+
+    def log(self, role: str) -> str:
+        """What a role has logged so far."""
+        return (self.state / "log" / f"{role}.log").read_text(encoding="utf-8", errors="replace")
 
     def env(self) -> dict[str, str]:
         """What `greenroom env` exports."""

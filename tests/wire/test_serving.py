@@ -29,7 +29,7 @@ from greenroom.errors import (
     SetupError,
     TooLarge,
 )
-from greenroom.wire import credentials
+from greenroom.wire import credentials, guarded
 from greenroom.wire.calling import RoleClient
 from greenroom.wire.credentials import Verifier
 from greenroom.wire.messages import Size
@@ -163,6 +163,56 @@ async def test_a_lost_answer_is_unknown_for_a_mutation_and_unavailable_for_a_rea
             await client.call("POST", f"{url}/hang", Size, {}, deadline=0.2)
         with pytest.raises(NodeUnavailable):
             await client.call("GET", f"{url}/hang-get", Size, deadline=0.2)
+
+
+async def test_without_a_credential_nobody_learns_which_paths_there_are(app: Starlette) -> None:
+    async with served(app) as url, aiohttp.ClientSession() as session:
+        for method, path in (("GET", "/nowhere"), ("DELETE", "/dry"), ("POST", "/")):
+            async with session.request(method, url + path) as response:
+                assert response.status == 401
+                assert response.headers["Connection"] == "close"
+
+
+async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_a_head_that_does_not_come_in_time_ends_its_connection(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "HEAD_DEADLINE", 0.2)
+    async with served(app) as url:
+        for begin in (
+            b"",
+            b"GET /healthz HTTP/1.1\r\nX: ",
+            b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /he",
+        ):
+            reader, writer = await _connect(url)
+            writer.write(begin)
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionResetError):
+                    while await reader.read(4096):
+                        pass
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+    assert guarded.statistics() == {"open": 0, "headless": 0}
+
+
+async def test_connections_without_a_head_do_not_keep_others_out(
+    app: Starlette, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "CONNECTIONS", 5)
+    async with served(app) as url, calling(tmp_path) as client:
+        idle = [await _connect(url) for _ in range(20)]
+        size = Size("small", 1, 512, 4096)
+        assert await client.call("POST", f"{url}/echo", Size, size) == size
+        assert guarded.statistics()["open"] <= 6
+        for _, writer in idle:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 def test_a_taken_port_says_so() -> None:

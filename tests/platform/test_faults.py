@@ -1,0 +1,151 @@
+"""Things break under running sandboxes: errors are clear, the list tells the truth, an end always works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from e2b import Sandbox
+from e2b.exceptions import SandboxException
+
+from tests.support.platform import Platform
+
+pytestmark = [pytest.mark.vm, pytest.mark.fault]
+
+
+def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass in time"
+
+
+def listed() -> set[str]:
+    return {item.sandbox_id for item in Sandbox.list().next_items()}
+
+
+@pytest.fixture
+def on_a_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    """A platform whose state directory lies on a disk of 1,200 MiB, all of it the test's own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200m,mode=700", "none", str(disk)], check=True)
+    platform = Platform(disk / "state")
+    platform.settings += "[pools]\ndisk_floor_mib = 100\ndisk_emergency_mib = 300\n"
+    try:
+        platform.up("--warm", "1")
+        for name in [name for name in os.environ if name.startswith("E2B_")]:
+            monkeypatch.delenv(name)
+        for name, value in platform.env().items():
+            monkeypatch.setenv(name, value)
+        yield platform
+    finally:
+        platform.down()
+        assert platform.leftovers() == {}
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_guest_that_fills_the_hosts_disk_loses_its_sandbox_and_nobody_else(
+    on_a_small_disk: Platform,
+) -> None:
+    modest, timed, hog = (Sandbox.create(timeout=300) for _ in range(3))
+    modest.files.write("note", "mine")
+    hog.commands.run("sudo dd if=/dev/zero of=/fill bs=1M count=3500 conv=fsync", background=True, timeout=0)
+    until(lambda: hog.sandbox_id not in listed(), deadline=180)
+    assert not hog.is_running()
+    assert modest.files.read("note") == "mine"
+    modest.files.write("after", b"x" * (5 << 20))
+    assert modest.commands.run("sync; stat -c %s after").stdout == f"{5 << 20}\n"
+    timed.set_timeout(1)
+    until(lambda: timed.sandbox_id not in listed())
+    assert modest.kill() is True
+    with Sandbox.create(timeout=60) as another:
+        assert another.commands.run("echo room").stdout == "room\n"
+
+
+def test_a_vm_that_is_killed_is_gone_from_every_list(sdk: Platform) -> None:
+    box, bystander = Sandbox.create(timeout=300), Sandbox.create(timeout=300)
+    handle = box.commands.run("echo up; sleep 1000", background=True, timeout=0)
+    pid = vm_of(sdk, box)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SandboxException):
+        handle.wait()
+    until(lambda: box.sandbox_id not in listed())
+    assert not box.is_running()
+    assert box.kill() is False
+    assert bystander.commands.run("echo untouched").stdout == "untouched\n"
+    assert bystander.kill() is True
+
+
+def vm_of(platform: Platform, box: Sandbox) -> int:
+    """The QEMU of a sandbox, found by the open files of its relayed connection's namespace: the one that is busy."""
+    before = {pid: sum(psutil.Process(pid).cpu_times()[:2]) for pid in platform.vm_pids()}
+    box.commands.run("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
+    spent = {
+        pid: sum(psutil.Process(pid).cpu_times()[:2]) - start
+        for pid, start in before.items()
+        if psutil.pid_exists(pid)
+    }
+    return max(spent, key=lambda pid: spent[pid])
+
+
+def test_an_agent_that_is_killed_comes_back_and_asks_for_the_same_token(sdk: Platform) -> None:
+    with Sandbox.create(timeout=300) as box:
+        box.files.write("kept", "kept")
+        box.commands.run("sudo pkill -KILL -f 'python3 -m agent' || true", background=True)
+        until(lambda: answers(box))
+        assert box.files.read("kept") == "kept"
+        assert box.commands.run("hostname").stdout.strip() == box.sandbox_id
+
+
+def answers(box: Sandbox) -> bool:
+    try:
+        return box.commands.run("true", request_timeout=5).exit_code == 0
+    except SandboxException:
+        return False
+
+
+def test_a_frozen_vm_does_not_hold_up_others_and_can_be_killed(sdk: Platform) -> None:
+    box = Sandbox.create(timeout=300)
+    pid = vm_of(sdk, box)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with Sandbox.create(timeout=60) as another:
+            assert another.commands.run("echo fine").stdout == "fine\n"
+        assert box.kill() is True
+        until(lambda: not psutil.pid_exists(pid))
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_damaged_golden_is_made_anew_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("microVMs need root: namespaces, uids and cgroups")
+    platform = Platform(tmp_path / "state")
+    platform.up("--warm", "0")
+    platform.down()
+    cache = Path(os.environ.get("GREENROOM_CACHE_DIR", "/var/cache/greenroom"))
+    newest = max(cache.glob("golden-*"), key=lambda path: path.stat().st_mtime)
+    state = (newest / "state").read_bytes()
+    (newest / "state").chmod(0o600)
+    (newest / "state").write_bytes(state[:1000] + bytes([state[1000] ^ 1]) + state[1001:])
+    platform.up("--warm", "1")
+    try:
+        for name, value in platform.env().items():
+            monkeypatch.setenv(name, value)
+        with Sandbox.create(timeout=60) as box:
+            assert box.commands.run("echo whole").stdout == "whole\n"
+        assert "is damaged" in (platform.state / "log/supervisor.log").read_text() + platform.log("node-0")
+    finally:
+        platform.down()
+    assert platform.leftovers() == {}
