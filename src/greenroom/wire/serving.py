@@ -253,21 +253,6 @@ def _server(app: Starlette, drain: float) -> _Server:
     )
     server = _Server(config)
     server.started_event = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def leave() -> None:
-        server.should_exit = True
-        for farewell in getattr(app.state, "on_leave", ()):
-            farewell()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave)
-    running = loop.create_task(server.serve(sockets=[sock]), name="http-server")
-    started = loop.create_task(server.started_event.wait(), name="http-started")
-    try:
-        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running
     return server
 
 
@@ -291,6 +276,21 @@ async def serve(app: Starlette, sock: socket.socket, drain: float = 5.0) -> Asyn
     callables in `app.state.on_leave` are called first, so that requests which only wait can be answered.
     """
     server = _server(app, drain)
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        server.should_exit = True
+        for farewell in getattr(app.state, "on_leave", ()):
+            farewell()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave)
+    running = loop.create_task(server.serve(sockets=[sock]), name="http-server")
+    started = loop.create_task(server.started_event.wait(), name="http-started")
+    try:
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
             raise SetupError("the HTTP server ended before it started; the log has the cause")
         yield url_of(sock)
         await running
