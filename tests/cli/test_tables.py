@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from greenroom.cli import output
 from greenroom.cli.output import print_table
 
 from .conftest import DEADLINE, Home
@@ -19,21 +19,12 @@ COLUMNS = ["id", "state", "why", "started"]
 SANDBOX = "i" + "k3" * 9 + "z"
 
 
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    assert capsys  # it replaces the stream that is changed here
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    return monkeypatch
-
-
 @given(width=st.integers(4, 200), why=st.text("abc ", max_size=60))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ids_stay_whole_at_any_width(
-    width: int, why: str, terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal.setenv("COLUMNS", str(width))
-    capsys.readouterr()
+    monkeypatch.setattr(output, "_terminal_width", lambda: width)
     rows = [[SANDBOX, "running", why, "3 min ago"], ["short", "lost", "", ""]]
     print_table("Things", COLUMNS, rows, texts=["why"], spare=["started", "state"])
     shown = capsys.readouterr().out
@@ -43,9 +34,9 @@ def test_ids_stay_whole_at_any_width(
 
 
 def test_a_wide_terminal_leaves_nothing_out(
-    terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal.setenv("COLUMNS", "120")
+    monkeypatch.setattr(output, "_terminal_width", lambda: 120)
     print_table(
         "Things", COLUMNS, [[SANDBOX, "running", "x" * 30, "3 min ago"]], texts=["why"], spare=["started"]
     )

@@ -107,7 +107,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    terminal = Console().width if sys.stdout.isatty() else None
+    terminal = _terminal_width()
     shown, needed = _fitting(columns, rows, terminal, texts, spare)
     width = max(needed, 200 if terminal is None else terminal)
     console = Console(width=width, highlight=False, soft_wrap=False)
@@ -122,8 +122,15 @@ def print_table(
     console.print()
 
 
-_GAP = 1
-"""Blanks that rich puts beside a column."""
+def _terminal_width() -> int | None:
+    """Characters on a line of the terminal that answers go to; None when it is none."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else None
+
+
+_GAP = 2
+"""Blanks that rich puts between two columns."""
 _TEXT_WIDTH = 16
 """Columns to which a text may be narrowed."""
 
