@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import time
 from pathlib import Path
 
 import msgspec
 
 from greenroom.errors import SetupError, TemporaryError
+from greenroom.node.metrics import committed
 from greenroom.wire.ids import new_node_code
 from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox
 
@@ -92,12 +94,15 @@ class Journal:
             raise
 
     def _run(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        begun = time.perf_counter()
         try:
             return self._db.execute(statement, values)
         except sqlite3.DatabaseError as error:
             raise JournalUnavailable(
                 f"this node cannot use its journal now ({error}); free disk space where {self._path.parent} lies"
             ) from error
+        finally:
+            committed(statement, begun)
 
     def code(self) -> str:
         """This node's code, drawn at the first call and kept for life."""

@@ -36,6 +36,8 @@ CONNECT_PAUSES = (0.05, 0.1, 0.15)
 """Seconds before each further try of a closed port: a service just started may be about to listen."""
 FAREWELL = 2.0
 """Seconds a refused client gets to read the answer while what it still sends is thrown away."""
+UNPROVEN = frozenset((400, 401, 408, 431))
+"""Refusals that any user of the machine can bring about: told at DEBUG, so that nobody can fill the log."""
 _ACCEPT_PAUSE = 0.1
 _ACCEPT_BATCH = 64
 
@@ -262,7 +264,10 @@ class Relay:
 class _Connection:
     """One connection from the proxy, from accept to close."""
 
-    __slots__ = ("_relay", "_sock", "_timer", "_unread", "owner", "sandbox_id", "splice", "state", "task")
+    __slots__ = (
+        *("_relay", "_sock", "_timer", "_unread"),
+        *("owner", "request_id", "sandbox_id", "splice", "state", "task"),
+    )
 
     def __init__(self, relay: Relay, sock: socket.socket) -> None:
         self._relay = relay
@@ -270,6 +275,7 @@ class _Connection:
         self._unread = bytearray()
         self.sandbox_id = ""
         self.owner = ""
+        self.request_id = ""
         self.splice: Splice | None = None
         self.task: asyncio.Task[None] | None = None
         self.state = _State.HEAD
@@ -328,7 +334,9 @@ class _Connection:
         self._relay.headless_no_more(self)
         with_body = not self._unread.startswith(b"HEAD ")
         try:
-            decision = heads.decide(heads.parse(bytes(self._unread[:size])), self._relay.token_ok)
+            head = heads.parse(bytes(self._unread[:size]))
+            decision = heads.decide(head, self._relay.token_ok)
+            self.request_id = heads.request_id(head)
         except BadRequest as error:
             decision = heads.refuse(400, error.message)
         if isinstance(decision, heads.Refusal):
@@ -396,6 +404,7 @@ class _Connection:
             more=more,
             half_close=decision.upgrade,
         )
+        self._log(logging.DEBUG, f"relaying to port {port}", sandbox_id)
         self.splice.start()
 
     def _on_splice_ended(self) -> None:
@@ -414,6 +423,9 @@ class _Connection:
         self._relay.headless_no_more(self)
         self._relay.release(self)
         self._relay.taking_leave(self, refusal.status)
+        level = logging.DEBUG if refusal.status in UNPROVEN else logging.INFO
+        about = self.sandbox_id or str(refusal.body.get("sandboxId", ""))
+        self._log(level, str(refusal.body["message"]), about, status=refusal.status)
         self._unread = bytearray()
         self.state = _State.FAREWELL
         try:
@@ -425,6 +437,11 @@ class _Connection:
         self._relay.loop.remove_reader(self._sock)
         self._relay.loop.add_reader(self._sock, self._on_farewell_bytes)
         self._timer = self._relay.loop.call_later(FAREWELL, self._close, socket.socket.close)
+
+    def _log(self, level: int, message: str, sandbox_id: str, **fields: int) -> None:
+        if _log.isEnabledFor(level):
+            about = {"request_id": self.request_id, "sandbox_id": sandbox_id, "fields": fields}
+            _log.log(level, "%s", message, extra=about)
 
     def _on_farewell_bytes(self) -> None:
         try:

@@ -30,6 +30,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from greenroom.errors import BadRequest
+from greenroom.wire import logs
 from greenroom.wire.ids import is_sandbox_id
 
 AGENT_PORT = 49983
@@ -136,6 +137,13 @@ def parse(raw: bytes) -> Head:
     head = Head(method, _origin_form(method, target), list(map(_field, lines)))
     _check_framing(head)
     return head
+
+
+def request_id(head: Head) -> str:
+    """The id that the proxy gave the request; empty if there is none that a log may carry."""
+    offered = head.values(logs.HEADER.encode())
+    text = offered[0].decode("latin-1") if len(offered) == 1 else ""
+    return text if logs.acceptable(text) else ""
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:

@@ -10,7 +10,9 @@ from starlette.routing import Route
 
 from greenroom.errors import BadRequest
 from greenroom.node.keeper import Keeper
+from greenroom.node.metrics import CLAIMS, RELEASES
 from greenroom.node.warmer import Warmer
+from greenroom.wire import logs, metrics
 from greenroom.wire.messages import ClaimRequest, NodeStatus, PoolSpec, SandboxList, TimeoutRequest
 from greenroom.wire.serving import endpoint, json_response, read_json
 
@@ -27,7 +29,10 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
             raise BadRequest("ttl must be a positive number of seconds")
         if not 0 <= wanted.wait <= 300:
             raise BadRequest("wait must lie between 0 and 300 seconds")
-        return json_response(await keeper.claim(wanted), 201)
+        with metrics.Outcome(CLAIMS, wanted.template, wanted.size.name):
+            made = await keeper.claim(wanted)
+        logs.about(made.sandbox_id)
+        return json_response(made, 201)
 
     async def claim_by_key(request: Request) -> Response:
         return json_response(await keeper.by_key(request.path_params["key"]))
@@ -39,7 +44,8 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         return json_response(keeper.get(request.path_params["sandbox_id"]))
 
     async def release(request: Request) -> Response:
-        await keeper.release(request.path_params["sandbox_id"])
+        with metrics.Outcome(RELEASES):
+            await keeper.release(request.path_params["sandbox_id"])
         return Response(status_code=204)
 
     async def timeout(request: Request) -> Response:

@@ -20,12 +20,14 @@ from greenroom.node.diskguard import DiskGuard
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.membership import Membership
+from greenroom.node.metrics import SWEPT, read
 from greenroom.node.relay import Relay
 from greenroom.node.routes import routes
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, EngineInfo, Runtime
 from greenroom.runtime.qemu import QemuRuntime
 from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.wire import metrics
 from greenroom.wire.calling import role_client
 from greenroom.wire.credentials import Verifier, own_token
 from greenroom.wire.messages import NodeStatus, PoolSpec
@@ -77,6 +79,8 @@ async def run(spec: RoleSpec) -> None:
         tell_progress("preparing the node", None)
         found = await runtime.adopt()
         removed = {kind: count for kind, count in (await runtime.sweep()).items() if count}
+        for kind, count in removed.items():
+            SWEPT.labels(kind).inc(count)
         if removed:
             _log.warning("swept what an earlier run had left: %s", removed)
         leaving = Leaving()
@@ -98,7 +102,7 @@ async def _serve(
     stack: contextlib.AsyncExitStack,
 ) -> None:
     config = spec.config
-    client = await stack.enter_async_context(role_client(token))
+    client = await stack.enter_async_context(role_client(token, masters=spec.master_urls))
     warmer = Warmer(runtime, config, spec.home)
     keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
@@ -115,6 +119,7 @@ async def _serve(
         spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
     )
     stack.push_async_callback(stop, spawn(guard.run(), "disk guard"))
+    stack.enter_context(metrics.reading(lambda: read(warmer.status(), len(keeper), relay.statistics())))
     sock = listen(spec.host, spec.port)
     own_url = url_of(sock)
     drained = False

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import psutil
 
 from greenroom.config import Config
 from greenroom.errors import GreenroomError, NodeUnavailable, PoolDry
+from greenroom.node import metrics as counted
 from greenroom.node import pool as machine
 from greenroom.node.pool import Pool
 from greenroom.node.refill import allot
@@ -164,10 +166,14 @@ class Warmer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Vm] = loop.create_future()
         self._claims[name] = future
+        asked = time.perf_counter()
         self._apply(key, machine.ClaimArrived(name, loop.time() + wait))
+        queued = time.perf_counter()
         self._kick.set()
         try:
-            return await future
+            vm = await future
+            counted.came_from_pool(template, size, asked, queued)
+            return vm
         except asyncio.CancelledError:
             self._apply(key, machine.ClaimLeft(name))
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -279,6 +285,7 @@ class Warmer:
         warm = self._pools[key]
         vm: Vm | None = None
         loop = asyncio.get_running_loop()
+        begun = time.perf_counter()
         try:
             assert warm.golden is not None  # noqa: S101
             vm = await self._runtime.restore(warm.golden)
@@ -293,14 +300,20 @@ class Warmer:
         except GreenroomError as error:
             if vm is not None:
                 await self._runtime.stop(vm)
+            self._count_failure(key, counted.failure_reason(error))
             self._apply(key, machine.MemberFailed(error.message, loop.time()))
             return
-        except BaseException:
+        except BaseException as error:
             if vm is not None:
                 await asyncio.shield(self._runtime.stop(vm))
+            self._count_failure(key, counted.failure_reason(error))
             self._apply(key, machine.MemberFailed("it was interrupted", loop.time()))
             raise
+        counted.REFILL_SECONDS.labels(key[0], key[1].name).observe(time.perf_counter() - begun)
         self._join(vm, key)
+
+    def _count_failure(self, key: PoolKey, reason: str) -> None:
+        counted.REFILL_FAILURES.labels(key[0], key[1].name, reason).inc()
 
     def _join(self, vm: Vm, key: PoolKey) -> None:
         """A member is ready."""
@@ -313,6 +326,7 @@ class Warmer:
         await vm.ended.wait()
         if vm.name in self._members:
             _, key = self._members.pop(vm.name)
+            self._count_failure(key, "vm_ended")
             self._apply(key, machine.MemberEnded(vm.name, asyncio.get_running_loop().time()))
             await self._runtime.stop(vm)
 

@@ -64,6 +64,11 @@ class ClockReading(msgspec.Struct, frozen=True):
 
     offset_ms: float
     error_ms: float
+    answer_s: float = 0.0
+    """Seconds of the introduction until the agent's first answer, tries before it listened included."""
+    identity_s: float = 0.0
+    """Seconds of the one request that gave the identity; `clock_s` of measuring and setting the clock."""
+    clock_s: float = 0.0
 
 
 class VmInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,22 +155,34 @@ async def introduce(
     body = {key: value for key, value in fields.items() if value is not None}
     end = time.monotonic() + deadline
     try:
-        await _until_connected(vm, body, control, end)
-        return await _set_clock(vm, control, end, tolerance_ms)
+        begun = time.monotonic()
+        identity_s = await _until_connected(vm, body, control, end)
+        answered = time.monotonic()
+        reading = await _set_clock(vm, control, end, tolerance_ms)
+        return msgspec.structs.replace(
+            reading,
+            answer_s=answered - begun,
+            identity_s=identity_s,
+            clock_s=time.monotonic() - answered,
+        )
     except (OSError, TimeoutError) as error:
         raise RuntimeFailure(f"the guest did not take its identity within {deadline:.0f} s") from error
 
 
-async def _until_connected(vm: Vm, body: dict[str, Any], control: str, end: float) -> None:
-    """POST /init, trying again while nothing listens yet. It is idempotent: the same fields are applied again."""
+async def _until_connected(vm: Vm, body: dict[str, Any], control: str, end: float) -> float:
+    """POST /init, trying again while nothing listens yet. It is idempotent: the same fields are applied again.
+
+    Returns the seconds that the try took which was answered.
+    """
     pause = 0.01
     while True:
         left = end - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        tried = time.monotonic()
         try:
             await _control(vm, "POST", "/init", body, control, left)
-            return
+            return time.monotonic() - tried
         except OSError:
             if vm.ended.is_set():
                 raise RuntimeFailure("the VM ended while it was started") from None
