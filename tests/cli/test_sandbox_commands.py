@@ -116,7 +116,7 @@ def test_run_ends_quietly_when_nobody_reads_on(home: Home) -> None:
 @pytest.mark.parametrize("moment", ["running", "not seen to start"])
 def test_exec_ends_its_command_before_it_leaves(home: Home, number: signal.Signals, moment: str) -> None:
     if moment == "not seen to start":
-        home.environment["GREENROOM_STANDIN_START_DELAY"] = "60"
+        home.environment["GREENROOM_STANDIN_SILENT_START"] = "sleep 4321"
     home.up()
     sandbox = kept_sandbox(home)
     process = home.start("exec", sandbox, "--", "sh", "-c", "echo on; sleep 4321")
