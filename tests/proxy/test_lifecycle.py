@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -59,9 +60,10 @@ async def test_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
         first = await stage.start()
         second = await stage.launch(msgspec.structs.replace(stage.spec(port=first.port), replica=1))
         assert await second.wait() == 78
-        assert second.log.count("\n") == 1
-        assert f"127.0.0.1:{first.port}" in second.log
-        assert "in use" in second.log
+        (told,) = map(json.loads, second.log.splitlines())
+        assert told["level"] == "critical"
+        assert f"127.0.0.1:{first.port}" in told["message"]
+        assert "in use" in told["message"]
         assert not second.envoys()
 
 
@@ -76,7 +78,8 @@ async def test_what_is_lacking_is_said_in_one_line(tmp_path: Path, lacking: str)
             spec = msgspec.structs.replace(spec, **{lacking: value})
         proxy = await stage.launch(spec)
         assert await proxy.wait() == 78
-        assert len([line for line in proxy.log.splitlines() if line.startswith("greenroom proxy: ")]) == 1
+        lines = [json.loads(line) for line in proxy.log.splitlines()]
+        assert [line["level"] for line in lines].count("critical") == 1
         assert "Traceback" not in proxy.log
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -76,6 +77,13 @@ class Admin:
         name = f"http.{ENTRY}.downstream_cx_active"
         values = dict(_STAT.findall(await self._stats(name)))
         return int(values.get(name, "0"))
+
+    async def prometheus(self, names: str) -> str:
+        """The statistics whose names match the expression, in the Prometheus format."""
+        status, body = await self._ask("GET", f"/stats/prometheus?filter={quote(names, safe='')}")
+        if status != 200:
+            raise AdminError(f"statistics were answered {status}")
+        return body.decode(errors="replace")
 
     async def drain(self) -> None:
         """Tell clients to go: answers close their connections; the listener closes after the drain time."""

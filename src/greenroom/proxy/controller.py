@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import msgspec
+from prometheus_client.core import Metric
 
 from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
@@ -16,9 +19,10 @@ from greenroom.proxy import nodes, resources
 from greenroom.proxy.admin import Admin, AdminError, admin_of
 from greenroom.proxy.envoy import Envoy, kill_leftover
 from greenroom.proxy.files import EnvoyFiles, envoy_identity
-from greenroom.wire import serving, tasks
+from greenroom.proxy.metrics import STARTS, of_envoy, read
+from greenroom.wire import metrics, serving, tasks
 from greenroom.wire.calling import role_client
-from greenroom.wire.credentials import own_token
+from greenroom.wire.credentials import Verifier, own_token, write_private
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +39,12 @@ _APPLY_DEADLINE = 10.0
 class Controller:
     """Envoy's configuration and process. One event loop, the main thread's."""
 
-    def __init__(self, spec: RoleSpec, token: str) -> None:
+    def __init__(self, spec: RoleSpec, token: str, verifier: Verifier) -> None:
         self._spec = spec
         self._config = spec.config.proxy
         self._token = token
+        self._verifier = verifier
+        self._own_url = ""
         self._files = EnvoyFiles(spec.home, envoy_identity(spec.config.vm.uid_base))
         self._record = spec.home / "envoy.json"
         self._port = self._config.port
@@ -59,8 +65,12 @@ class Controller:
         if self._port != 0:
             check_port(self._config.host, self._port)
         self._write_clusters()
-        self._files.write(resources.BOOTSTRAP, _encode(resources.bootstrap(self._config)))
-        async with role_client(self._token) as client, admin_of(self._files.directory) as admin:
+        self._files.write(resources.BOOTSTRAP, _encode(resources.bootstrap(self._config, self._spec.replica)))
+        async with (
+            role_client(self._token, masters=self._spec.master_urls) as client,
+            admin_of(self._files.directory) as admin,
+            self._answering(admin),
+        ):
             following = tasks.spawn(nodes.follow(client, self._spec.master_urls, self.apply), "follow-nodes")
             telling: asyncio.Task[None] | None = None
             keeping: asyncio.Task[None] | None = None
@@ -76,6 +86,27 @@ class Controller:
                 if self._envoy is not None:
                     await self._envoy.stop()
                 self._record.unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, admin: Admin) -> AsyncIterator[None]:
+        """For the length of a block, answer `/healthz` and `/metrics` on an address of the controller's own.
+
+        `<home>/internal.url` tells which, for scrapers: the ready message names the entry.
+        """
+        app = serving.application([], self._verifier, more_metrics=lambda: of_envoy(admin))
+        told = self._spec.home / "internal.url"
+        sock = serving.listen(self._spec.host, self._spec.port)
+        async with serving.serving_beside(app, sock) as self._own_url:
+            write_private(told, f"{self._own_url}\n")
+            try:
+                with metrics.reading(self._read):
+                    yield
+            finally:
+                told.unlink(missing_ok=True)
+
+    def _read(self) -> Iterable[Metric]:
+        up = self._envoy is not None and not self._envoy.ended.is_set()
+        return read(up=up, nodes=len(self._relays or {}), versions=self._version)
 
     async def _until(self, leave: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
         """Wait until it is time to leave. A lasting task that ended is a fault; it is raised, so that the role
@@ -124,6 +155,7 @@ class Controller:
         """
         self._write_listener()
         self._envoy = envoy = Envoy.start(self._files, self._record, self._config.drain)
+        STARTS.inc()
         try:
             async with asyncio.timeout(START_DEADLINE):
                 while not leave.is_set() and not await self._has_entry(admin):
@@ -155,7 +187,7 @@ class Controller:
         await self._applied(admin)
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         envoy = self._envoy
-        detail = {"envoy_pid": 0 if envoy is None else envoy.pid}
+        detail = {"envoy_pid": 0 if envoy is None else envoy.pid, "internal_url": self._own_url}
         serving.tell_ready(serving.Ready(url=f"http://{host}:{self._port}", detail=detail))
         _log.info("the entry listens on http://%s:%d", host, self._port)
 
@@ -232,7 +264,7 @@ async def serve(spec: RoleSpec) -> None:
     """Run the role until SIGTERM or SIGINT. Raises SetupError when it cannot start."""
     if not spec.master_urls or not spec.api_urls:
         raise SetupError("a proxy needs the address of a master and of an api")
-    controller = Controller(spec, own_token(spec.secrets, "proxy"))
+    controller = Controller(spec, own_token(spec.secrets, "proxy"), Verifier.load(spec.secrets))
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

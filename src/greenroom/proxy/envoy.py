@@ -125,6 +125,8 @@ class Envoy:
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # The times in its log.
+                env={**os.environ, "TZ": "UTC"},
             )
         except OSError as error:
             raise SetupError(f"cannot start Envoy: {error}") from error

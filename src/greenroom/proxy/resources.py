@@ -54,7 +54,7 @@ class Relay(msgspec.Struct, frozen=True, order=True):
     port: int
 
 
-def bootstrap(config: ProxyConfig) -> Document:
+def bootstrap(config: ProxyConfig, replica: int = 0) -> Document:
     """The static part: admin on a socket that only Envoy's user (and root) can open, and where xDS lies."""
 
     def watched(path: str) -> Document:
@@ -66,6 +66,7 @@ def bootstrap(config: ProxyConfig) -> Document:
     return {
         "node": {"id": "greenroom-proxy", "cluster": "greenroom"},
         "admin": {"address": {"pipe": {"path": ADMIN_SOCKET, "mode": 0o600}}},
+        "application_log_config": {"log_format": {"json_format": _log_line(replica)}},
         "dynamic_resources": {"lds_config": watched(LISTENERS), "cds_config": watched(CLUSTERS)},
         "overload_manager": {
             "resource_monitors": [
@@ -79,6 +80,18 @@ def bootstrap(config: ProxyConfig) -> Document:
                 }
             ]
         },
+    }
+
+
+def _log_line(replica: int) -> Document:
+    """A line of Envoy's own log in the form of the roles' (`wire.logs`); it shares the proxy's."""
+    return {
+        "time": "%Y-%m-%dT%T.%eZ",
+        "level": "%l",
+        "role": "proxy",
+        "replica": replica,
+        "logger": "envoy.%n",
+        "message": "%j",
     }
 
 
@@ -112,7 +125,9 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
         "use_remote_address": True,
         # Envoy would write the machine's main address for clients on loopback; the routes add the true one.
         "skip_xff_append": True,
+        # The routing filter replaces one that is no sane token.
         "preserve_external_request_id": True,
+        "always_set_request_id_in_response": True,
         # Guests get the path as it was sent; the relay looks through its disguises itself.
         "normalize_path": False,
         "merge_slashes": False,
@@ -189,6 +204,11 @@ def _routes(relay_token: str) -> list[Document]:
                 },
                 _FORWARDED_FOR,
             ],
+        },
+        # The api's own metrics are not for clients; it refuses them too, whatever the path is disguised as.
+        {
+            "match": {"path": "/metrics"},
+            "direct_response": {"status": 404, "body": {"inline_string": "no such path"}},
         },
         {
             "match": {"prefix": "/"},

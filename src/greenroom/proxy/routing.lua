@@ -8,6 +8,9 @@
 --   x-greenroom-refusal   why the request is answered 400
 -- None of these: the request goes to the api. DOMAIN is prepended: the domain of sandboxes' host names.
 
+-- Requests get an x-request-id from Envoy, or keep the client's if it is a token that a log may carry;
+-- anything else is replaced.
+
 local SANDBOX_HOST = "^(%d+)%-([^.]*)%.(.+)$"
 
 -- Ours must come from here. Envoy's own (x-envoy-retry-on and the like) would let clients steer the router.
@@ -21,6 +24,18 @@ local function forget_spoofed(headers)
   for _, name in ipairs(spoofed) do
     headers:remove(name)
   end
+end
+
+local replaced = 0
+
+local function keep_sane_request_id(handle, headers)
+  local id = headers:get("x-request-id") or ""
+  if #id <= 64 and id:find("^[%w._-]+$") ~= nil then
+    return
+  end
+  replaced = replaced + 1
+  local now = handle:timestampString(EnvoyTimestampResolution.MICROSECOND)
+  headers:replace("x-request-id", string.format("%s-%d", now, replaced))
 end
 
 -- The host in lower case without port and without the root's dot; nil for an address in brackets.
@@ -47,6 +62,7 @@ end
 function envoy_on_request(handle)
   local headers = handle:headers()
   forget_spoofed(headers)
+  keep_sane_request_id(handle, headers)
   local port, id, domain
   local host = host_of(headers:get(":authority") or "")
   if host ~= nil then
