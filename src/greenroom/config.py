@@ -52,6 +52,8 @@ class ClaimsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Claims that may stand in one pool's queue; one more is refused at once."""
     handover_deadline: Length = 45.0
     """Seconds from leaving the queue to an answering guest with its identity; then the VM is destroyed."""
+    confirm_within: Length = 20.0
+    """Seconds after the hand-over in which the api must confirm a claim; an unconfirmed sandbox is destroyed."""
     parallel_handovers: Count = 0
     """Guests that start at the same time; 0 means twice the CPU count. More only makes all of them later."""
     clock_tolerance_ms: Length = 20.0

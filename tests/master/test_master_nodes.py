@@ -200,8 +200,8 @@ def test_credentials_are_needed(plane):
         assert client.get(f"{url}/healthz").json() == {"ok": True}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic eDp5"}):
             assert client.get(f"{url}/v1/nodes", headers=headers).status_code == 401
-        assert client.get(f"{url}/nothing").json()["error"]["kind"] == "not_found"
-        assert client.delete(f"{url}/v1/pools").status_code == 405
+        assert client.get(f"{url}/nothing").status_code == 401
+        assert client.delete(f"{url}/v1/pools").status_code == 401
 
 
 def test_a_newer_store_stops_the_master_with_one_line(plane, tmp_path):

@@ -18,17 +18,22 @@ from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import ClaimRequest, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn
 from tests.support.waiting import until
 
 Ask = Callable[..., ClaimRequest]
 
 
+async def claimed(keeper: Keeper, request: ClaimRequest) -> Sandbox:
+    """Claim and confirm, as the api does."""
+    return await keeper.confirm((await keeper.claim(request)).sandbox_id)
+
+
 async def test_a_claim_gives_a_running_sandbox_with_an_identity_of_its_own(
     keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
 ) -> None:
-    sandbox = await keeper.claim(ask(env={"A": "1"}, metadata={"m": "1"}))
+    sandbox = await claimed(keeper, ask(env={"A": "1"}, metadata={"m": "1"}))
     (vm,) = runtime.vms.values()
     assert vm.state == "running"
     assert vm.identity is not None
@@ -158,18 +163,18 @@ async def test_release_ends_it_and_cuts_its_connections(
 
 
 async def test_a_timeout_moves_and_extend_only_never_shortens(keeper: Keeper, ask: Ask) -> None:
-    sandbox = await keeper.claim(ask(ttl=600.0))
-    shorter = keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(60, extend_only=True))
+    sandbox = await claimed(keeper, ask(ttl=600.0))
+    shorter = await keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(60, extend_only=True))
     assert shorter.ends_at == sandbox.ends_at
-    longer = keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(900, extend_only=True))
+    longer = await keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(900, extend_only=True))
     assert longer.ends_at > sandbox.ends_at
-    assert keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(60)).ends_at < sandbox.ends_at
+    assert (await keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(60))).ends_at < sandbox.ends_at
 
 
 async def test_it_ends_when_its_time_is_up(keeper: Keeper, runtime: SimulatedRuntime, ask: Ask) -> None:
-    sandbox = await keeper.claim(ask(ttl=3600.0))
+    sandbox = await claimed(keeper, ask(ttl=3600.0))
     (vm,) = runtime.vms.values()
-    keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(0))
+    await keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(0))
     async with asyncio.timeout(5):
         await vm.ended.wait()
     assert keeper.lookup(sandbox.sandbox_id) is None
@@ -189,8 +194,8 @@ async def test_after_a_restart_what_lives_goes_on_and_the_rest_has_ended(
 ) -> None:
     journal = Journal(tmp_path / "j.db")
     async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as before:
-        kept = await before.claim(ask("kept"))
-        lost = await before.claim(ask("lost"))
+        kept = await claimed(before, ask("kept"))
+        lost = await claimed(before, ask("lost"))
         spare = await runtime.restore(await runtime.snapshot_golden("base", kept.size, lambda _s, _d: None))
         journal.begin("under way", "d", "iabcd12345678901234x", time.time())
         journal.assign("under way", spare.name)
@@ -253,16 +258,70 @@ async def test_on_a_full_disk_sandboxes_still_end_and_new_ones_are_refused(
     real = Journal(tmp_path / "j.db")
     disk = FullDisk(real)
     async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=disk, config=config) as keeper:  # type: ignore[arg-type]
-        killed, timed = await keeper.claim(ask("a")), await keeper.claim(ask("b", ttl=3600.0))
-        keeper.set_timeout(timed.sandbox_id, TimeoutRequest(0.2))
+        killed, timed = await claimed(keeper, ask("a")), await claimed(keeper, ask("b", ttl=3600.0))
+        await keeper.set_timeout(timed.sandbox_id, TimeoutRequest(0.2))
         disk.full = True
         with pytest.raises(JournalUnavailable):
-            await keeper.claim(ask("c"))
+            await claimed(keeper, ask("c"))
         with pytest.raises(JournalUnavailable):
-            keeper.set_timeout(killed.sandbox_id, TimeoutRequest(900))
+            await keeper.set_timeout(killed.sandbox_id, TimeoutRequest(900))
         assert keeper.get(killed.sandbox_id).ends_at == killed.ends_at
         await keeper.release(killed.sandbox_id)
         await until(lambda: len(keeper) == 0 and not runtime.vms)
         disk.full = False
-        assert (await keeper.claim(ask("d"))).state == "running"
+        assert (await claimed(keeper, ask("d"))).state == "running"
     real.close()
+
+
+async def test_a_provisional_sandbox_is_nobodys_until_it_is_confirmed(keeper: Keeper, ask: Ask) -> None:
+    sandbox = await keeper.claim(ask())
+    assert sandbox.confirm_by is not None
+    assert keeper.list() == []
+    assert keeper.lookup(sandbox.sandbox_id) is None
+    with pytest.raises(UnknownSandbox):
+        await keeper.set_timeout(sandbox.sandbox_id, TimeoutRequest(900))
+    assert await keeper.claim(ask()) == sandbox
+    confirmed = await keeper.confirm(sandbox.sandbox_id)
+    assert confirmed == await keeper.confirm(sandbox.sandbox_id)
+    assert confirmed.confirm_by is None
+    assert keeper.list() == [confirmed]
+
+
+async def test_a_provisional_sandbox_can_be_given_back(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    await keeper.release((await keeper.claim(ask())).sandbox_id)
+    assert not runtime.vms
+
+
+async def test_one_that_nobody_confirms_is_given_back_and_its_key_says_so(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    quick = msgspec.structs.replace(
+        config, claims=msgspec.structs.replace(config.claims, confirm_within=0.05)
+    )
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=quick) as keeper:
+        sandbox = await keeper.claim(ask())
+        await until(lambda: not runtime.vms)
+        with pytest.raises(UnknownSandbox):
+            await keeper.confirm(sandbox.sandbox_id)
+        with pytest.raises(SandboxEnded):
+            await keeper.claim(ask())
+    journal.close()
+
+
+async def test_an_heir_goes_on_waiting_for_a_confirmation(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as before:
+        sandbox = await before.claim(ask())
+        (vm,) = runtime.vms.values()
+        before.leave_running()
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as after:
+        assert after.adopt([Adopted(vm, "base", sandbox.size, claimed=True, introduced=True)]) == []
+        assert after.list() == []
+        assert (await after.confirm(sandbox.sandbox_id)).confirm_by is None
+        assert len(after.list()) == 1
+    journal.close()

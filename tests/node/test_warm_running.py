@@ -52,6 +52,7 @@ async def test_running_members_are_somebody_before_they_count_and_change_hands_q
         assert len(seen[0]) == 3
         assert not set(seen[0]) & set(seen[1])
         sandbox = await keeper.claim(ClaimRequest(key="k", template="base", size=SMALL, ttl=60.0))
+        await keeper.confirm(sandbox.sandbox_id)
         live = keeper.lookup(sandbox.sandbox_id)
         assert live is not None
         after = (await sh(live.vm, "hostname; echo $E2B_SANDBOX_ID", token=sandbox.token)).out.split()

@@ -59,6 +59,8 @@ class FakeNode:
         self.drop_delete_answers = 0
         """The same for DELETE."""
         self.hide_claims = False
+        self.confirm_error: GreenroomError | None = None
+        self.drop_confirm_answers = 0
         """Whether it denies knowing any claim key, as one does whose claim is still under way."""
         self.list_error: GreenroomError | None = None
         """What it answers to a list."""
@@ -114,6 +116,8 @@ class FakeNode:
         self.heartbeats = True
         self.drop_claim_answers = self.drop_delete_answers = 0
         self.hide_claims = False
+        self.confirm_error = None
+        self.drop_confirm_answers = 0
         self.list_error = self.claim_error = None
         self.hold_claims.set()
 
@@ -193,6 +197,7 @@ class FakeNode:
             endpoint("GET", "/v1/sandboxes", self._list, ("api", "master", "operator")),
             endpoint("GET", "/v1/sandboxes/{id}", self._get, ("api", "master", "operator")),
             endpoint("DELETE", "/v1/sandboxes/{id}", self._delete, ("api", "master", "operator")),
+            endpoint("POST", "/v1/sandboxes/{id}/confirm", self._confirm, ("api",)),
             endpoint("POST", "/v1/sandboxes/{id}/timeout", self._timeout, ("api", "master", "operator")),
             endpoint("GET", "/v1/status", self._status, ("operator", "master")),
         ]
@@ -232,6 +237,7 @@ class FakeNode:
             metadata=claim.metadata,
             owner=claim.owner,
             token=secrets.token_hex(16) if claim.secure else None,
+            confirm_by=now + 20,
         )
         self.sandboxes[sandbox.sandbox_id] = sandbox
         self.by_key[claim.key] = (asked, sandbox.sandbox_id)
@@ -264,6 +270,17 @@ class FakeNode:
             self.drop_delete_answers -= 1
             return _Cut()
         return Response(status_code=204)
+
+    async def _confirm(self, request: Request) -> Response:
+        self._note(request)
+        if self.confirm_error is not None:
+            raise self.confirm_error
+        sandbox = msgspec.structs.replace(self._alive(request.path_params["id"]), confirm_by=None)
+        self.sandboxes[sandbox.sandbox_id] = sandbox
+        if self.drop_confirm_answers:
+            self.drop_confirm_answers -= 1
+            return _Cut()
+        return json_response(sandbox)
 
     async def _timeout(self, request: Request) -> Response:
         self._note(request)

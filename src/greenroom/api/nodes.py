@@ -232,6 +232,28 @@ class Fleet:
                 raise
             return found
 
+    async def confirm(self, sandbox: Sandbox) -> Sandbox:
+        """Make a provisional sandbox the client's, just before it is told of it.
+
+        Confirming again changes nothing, so a lost answer is asked for once more. Raises NodeUnavailable when
+        the sandbox was given up meanwhile (nothing is left of it: the claim may be repeated), OutcomeUnknown.
+        """
+        if sandbox.confirm_by is None:
+            return sandbox
+        node = await self._node_of(sandbox.sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox.sandbox_id}/confirm"
+        for last in (False, True):
+            try:
+                return await self._client.call("POST", url, Sandbox, deadline=self._deadline)
+            except UnknownSandbox as error:
+                raise NodeUnavailable(
+                    "the sandbox ended before it could be handed over; try again"
+                ) from error
+            except (OutcomeUnknown, NodeUnavailable) as error:
+                if last:
+                    raise OutcomeUnknown(f"the hand-over could not be confirmed: {error.message}") from error
+        raise OutcomeUnknown("the hand-over was not confirmed")
+
     async def _claimed(self, key: str) -> Sandbox | None:
         """The sandbox that a live node has for this claim key, as far as the nodes can be asked."""
         table = await self.table()

@@ -20,10 +20,13 @@ import msgspec
 
 from greenroom.config import Config
 from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, SandboxEnded, UnknownSandbox
+from greenroom.node import lifecycle
 from greenroom.node.deadlines import Deadlines
+from greenroom.node import metrics as counted
 from greenroom.node.journal import Entry, Journal, digest_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, ClockReading, Identity, Runtime, Vm
+from greenroom.wire import logs
 from greenroom.wire.ids import new_sandbox_id
 from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
@@ -40,10 +43,19 @@ class Live:
         self.key = key
         self.sandbox = sandbox
         self.vm = vm
-        self.ending = False
+        confirmed = sandbox.confirm_by is None
+        self.life = lifecycle.Lifecycle(
+            confirm_by=sandbox.ends_at if sandbox.confirm_by is None else sandbox.confirm_by,
+            ends_at=sandbox.ends_at,
+            phase="running" if confirmed else "provisional",
+        )
 
     def __repr__(self) -> str:
-        return f"<Live {self.sandbox.sandbox_id} on {self.vm.name}{' ending' if self.ending else ''}>"
+        return f"<Live {self.sandbox.sandbox_id} on {self.vm.name} {self.life.phase}>"
+
+    @property
+    def ending(self) -> bool:
+        return self.life.phase == "ended"
 
     @property
     def sandbox_id(self) -> str:
@@ -103,6 +115,8 @@ class Keeper:
                 continue
             self._enter(Live(entry.key, entry.sandbox, adopted.vm))
             kept += 1
+        for outcome, number in (("kept", kept), ("lost", lost), ("undone", undone), ("spare", len(by_vm))):
+            counted.ADOPTED.labels(outcome).inc(number)
         if kept or lost or undone:
             _log.warning(
                 "of an earlier run: %d sandboxes go on, %d are gone, %d claims undone", kept, lost, undone
@@ -127,27 +141,29 @@ class Keeper:
         await stop(self._reaper, *self._pending.values())
         if self._leaving:
             return
-        for live in list(self._live.values()):
-            await self._end(live, "the node was stopped")
+        ends = (
+            self._feed(live, lifecycle.Release("the node was stopped")) for live in list(self._live.values())
+        )
+        await asyncio.gather(*ends)
 
     def __len__(self) -> int:
         return len(self._live)
 
     def lookup(self, sandbox_id: str) -> Live | None:
-        """The running sandbox with this id; one that is ending counts as gone."""
+        """The running sandbox with this id; one that is provisional or ending counts as absent."""
         live = self._live.get(sandbox_id)
-        return None if live is None or live.ending else live
+        return live if live is not None and live.life.phase == "running" else None
 
     def get(self, sandbox_id: str) -> Sandbox:
         """Raises UnknownSandbox."""
         live = self.lookup(sandbox_id)
         if live is None:
-            raise UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")
+            raise _unknown(sandbox_id)
         return live.sandbox
 
     def list(self) -> list[Sandbox]:
-        """All running sandboxes."""
-        return [live.sandbox for live in self._live.values() if not live.ending]
+        """All running sandboxes; provisional ones are nobody's yet."""
+        return [live.sandbox for live in self._live.values() if live.life.phase == "running"]
 
     async def by_key(self, key: str) -> Sandbox:
         """What the claim with this key becomes: one that is under way is waited for.
@@ -163,8 +179,8 @@ class Keeper:
 
     def _known(self, entry: Entry) -> Sandbox:
         """The live sandbox of a claim that is over. Raises SandboxEnded."""
-        live = self.lookup(entry.sandbox_id)
-        if live is None:
+        live = self._live.get(entry.sandbox_id)
+        if live is None or live.ending:
             raise SandboxEnded(
                 "the sandbox made with this idempotency key has ended; use a new key for another"
             )
@@ -191,6 +207,7 @@ class Keeper:
         return self._known(entry)
 
     async def _claim(self, request: ClaimRequest, sandbox_id: str) -> Sandbox:
+        logs.about(sandbox_id)
         try:
             begun = time.perf_counter()
             end = begun + request.wait
@@ -218,6 +235,7 @@ class Keeper:
         try:
             self._journal.assign(request.key, vm.name)
             await self._runtime.hand_out(vm)
+            assigned = time.perf_counter() - begun - steps["queue"]
             token = secrets.token_hex(32) if request.secure else None
             identity = Identity(
                 entropy=secrets.token_bytes(64),
@@ -241,6 +259,7 @@ class Keeper:
                 state="running",
                 started_at=now,
                 ends_at=now + request.ttl,
+                confirm_by=now + self._config.claims.confirm_within,
                 node=self._name,
                 metadata=dict(request.metadata),
                 owner=request.owner,
@@ -249,11 +268,17 @@ class Keeper:
                 clock_offset_ms=round(reading.offset_ms, 3),
                 clock_error_ms=round(reading.error_ms, 3),
             )
+            saved = time.perf_counter()
             self._journal.save(request.key, sandbox, now)
+            saved = time.perf_counter() - saved
         except BaseException:
             await asyncio.shield(self._runtime.stop(vm))
             raise
         self._enter(Live(request.key, sandbox, vm))
+        counted.served(
+            request.template, request.size, steps, reading, begun=begun, assigned=assigned, saved=saved
+        )
+        _log.info("handed over on %s", vm.name)
         return sandbox
 
     async def _start(self, vm: Vm, identity: Identity, steps: dict[str, float]) -> ClockReading:
@@ -271,25 +296,52 @@ class Keeper:
         await live.vm.ended.wait()
         if not live.ending:
             _log.warning("sandbox %s ended by itself", live.sandbox.sandbox_id)
-            await self._end(live, "its VM ended by itself")
+            await self._feed(live, lifecycle.VmEnded())
 
-    def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> Sandbox:
+    async def confirm(self, sandbox_id: str) -> Sandbox:
+        """Its caller is about to be told of it; may be repeated. Raises UnknownSandbox when it came too late."""
+        return await self._change(sandbox_id, lifecycle.Confirm())
+
+    async def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> Sandbox:
         """Move the sandbox's end. Raises UnknownSandbox."""
-        live = self.lookup(sandbox_id)
-        if live is None:
-            raise UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")
-        now = time.time()
-        ends_at = now + max(0.0, request.ttl)
-        if not (request.extend_only and ends_at <= live.sandbox.ends_at):
-            moved = msgspec.structs.replace(live.sandbox, ends_at=ends_at)
-            self._journal.save(live.key, moved, now)
-            live.sandbox = moved
-            self._set_deadline(live)
+        return await self._change(sandbox_id, lifecycle.Renew(request.ttl, request.extend_only))
+
+    async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
+        """End a sandbox and give everything of it back. Raises UnknownSandbox."""
+        live = self._live.get(sandbox_id)
+        if live is None or isinstance(await self._feed(live, lifecycle.Release(reason)), lifecycle.Refused):
+            raise _unknown(sandbox_id)
+
+    async def _change(self, sandbox_id: str, event: lifecycle.Event) -> Sandbox:
+        live = self._live.get(sandbox_id)
+        if live is None or isinstance(await self._feed(live, event), lifecycle.Refused | lifecycle.End):
+            raise _unknown(sandbox_id)
         return live.sandbox
 
+    async def _feed(self, live: Live, event: lifecycle.Event) -> lifecycle.Outcome:
+        """Give an event to a sandbox's state machine and do what it says.
+
+        A change counts once it is written down; an end does not wait for the journal.
+        """
+        now = time.time()
+        after, outcome = live.life.handle(event, now)
+        match outcome:
+            case lifecycle.Changed():
+                confirm_by = None if after.phase == "running" else after.confirm_by
+                changed = msgspec.structs.replace(live.sandbox, ends_at=after.ends_at, confirm_by=confirm_by)
+                self._journal.save(live.key, changed, now)
+                live.life, live.sandbox = after, changed
+                self._set_deadline(live)
+            case lifecycle.End(reason):
+                live.life = after
+                await self._end(live, reason)
+        return outcome
+
     def _set_deadline(self, live: Live) -> None:
-        self._deadlines.set(live.sandbox.sandbox_id, live.sandbox.ends_at)
-        self._moved.set()
+        due = live.life.due()
+        if due is not None:
+            self._deadlines.set(live.sandbox_id, due)
+            self._moved.set()
 
     def disk_use(self) -> dict[str, int]:
         """Bytes of host disk that each running sandbox takes."""
@@ -307,19 +359,10 @@ class Keeper:
                 revived += not live.ending and await self._runtime.revive(live.vm)
         return revived
 
-    async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
-        """End a sandbox and give everything of it back. Raises UnknownSandbox."""
-        live = self.lookup(sandbox_id)
-        if live is None:
-            raise UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")
-        await self._end(live, reason)
-
     async def _end(self, live: Live, reason: str) -> None:
-        if live.ending:
-            await live.vm.ended.wait()
-            return
-        live.ending = True
-        sandbox_id = live.sandbox.sandbox_id
+        """Take a sandbox down that its state machine has ended."""
+        counted.ENDED.labels(counted.end_reason(reason)).inc()
+        sandbox_id = live.sandbox_id
         self._deadlines.drop(sandbox_id)
         try:
             self._journal.end(live.key, reason, time.time())
@@ -341,8 +384,8 @@ class Keeper:
             self._moved.clear()
             now = time.time()
             for sandbox_id in self._deadlines.due(now):
-                if (live := self.lookup(sandbox_id)) is not None:
-                    spawn(self._end(live, "its time was up"), f"time-out of {sandbox_id}")
+                if (live := self._live.get(sandbox_id)) is not None:
+                    spawn(self._feed(live, lifecycle.Tick()), f"time-out of {sandbox_id}")
             if now >= forget_at:
                 with contextlib.suppress(GreenroomError):
                     self._journal.forget(now - self._config.claims.retention)
@@ -356,3 +399,7 @@ class Keeper:
 
 async def _nothing_to_cut(_sandbox_id: str) -> None:
     """Before there is a relay there are no connections."""
+
+
+def _unknown(sandbox_id: str) -> UnknownSandbox:
+    return UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")

@@ -49,6 +49,7 @@ _REASONS = {
     "its time was up": "timeout",
     "its VM ended by itself": "vm_ended",
     "the node was stopped": "node_stopped",
+    "nobody confirmed it in time": "unconfirmed",
 }
 
 

@@ -52,7 +52,10 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         wanted = await read_json(request, TimeoutRequest)
         if not wanted.ttl <= _LONGEST_TTL:
             raise BadRequest("ttl is too long")
-        return json_response(keeper.set_timeout(request.path_params["sandbox_id"], wanted))
+        return json_response(await keeper.set_timeout(request.path_params["sandbox_id"], wanted))
+
+    async def confirm(request: Request) -> Response:
+        return json_response(await keeper.confirm(request.path_params["sandbox_id"]))
 
     async def set_pools(request: Request) -> Response:
         specs = await read_json(request, list[PoolSpec])
@@ -68,6 +71,7 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         endpoint("GET", "/v1/sandboxes", sandboxes, _READERS),
         endpoint("GET", "/v1/sandboxes/{sandbox_id}", sandbox, _READERS),
         endpoint("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
         endpoint("PUT", "/v1/pools", set_pools, ("master",)),
         endpoint("GET", "/v1/status", node_status, ("master", "operator")),

@@ -78,6 +78,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     token: str | None = None
     claim_ms: dict[str, float] = {}
     """Milliseconds each step of the claim took (queue, start, agent, identity, clock, total)."""
+    confirm_by: float | None = None
+    """While it is provisional: when it ends unless its claim is confirmed before. None once it is."""
     clock_offset_ms: float | None = None
     """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
     clock_error_ms: float | None = None

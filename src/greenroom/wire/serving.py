@@ -148,14 +148,25 @@ def application(
         ],
         quiet=quiet,
         lifespan=lifespan,
-        exception_handlers=error_handlers(lambda error: json_response(error.to_wire(), error.status)),
+        exception_handlers=error_handlers(_render, _caller),
     )
     app.state.verifier = verifier
     return app
 
 
-def error_handlers(render: Callable[[GreenroomError], Response]) -> dict[Any, Any]:
-    """Starlette's exception handlers, so that every error of ours, of routing and of bugs has one form."""
+def _render(error: GreenroomError) -> Response:
+    # A connection without a credential is not kept: whoever has none could hold many.
+    headers = {"Connection": "close"} if isinstance(error, Unauthorized) else None
+    return json_response(error.to_wire(), error.status, headers)
+
+
+def error_handlers(
+    render: Callable[[GreenroomError], Response], admit: Callable[[Request], object] = lambda _request: None
+) -> dict[Any, Any]:
+    """Starlette's exception handlers, so that every error of ours, of routing and of bugs has one form.
+
+    `admit` raises for a request that may not even learn which paths there are.
+    """
 
     async def ours(_request: Request, error: Exception) -> Response:
         assert isinstance(error, GreenroomError)  # noqa: S101
@@ -163,6 +174,10 @@ def error_handlers(render: Callable[[GreenroomError], Response]) -> dict[Any, An
 
     async def routing(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
+        try:
+            admit(_request)
+        except GreenroomError as refusal:
+            return render(refusal)
         if error.status_code == 405:
             return render(MethodNotAllowed("this path does not take this method"))
         if error.status_code == 404:

@@ -89,6 +89,10 @@ class Dialect:
         )
         try:
             sandbox = await self._fleet.claim(claim)
+            if await request.is_disconnected():
+                # Nobody is there to be told: left unconfirmed, the sandbox is given back within seconds.
+                return Response(status_code=499)
+            sandbox = await self._fleet.confirm(sandbox)
         except OutcomeUnknown as error:
             if header is not None:
                 raise

@@ -1,0 +1,157 @@
+"""A sandbox's life: what people rely on, then every order of events there is."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from greenroom.node.lifecycle import (
+    TIME_UP,
+    UNCONFIRMED,
+    VM_GONE,
+    Changed,
+    Confirm,
+    End,
+    Event,
+    Lifecycle,
+    Outcome,
+    Refused,
+    Release,
+    Renew,
+    Tick,
+    Unchanged,
+    VmEnded,
+)
+
+
+def fresh(confirm_by: float = 20.0, ends_at: float = 300.0) -> Lifecycle:
+    return Lifecycle(confirm_by=confirm_by, ends_at=ends_at)
+
+
+def after(life: Lifecycle, *events: tuple[float, Event]) -> tuple[Lifecycle, Outcome]:
+    outcome: Outcome = Unchanged()
+    for now, event in events:
+        life, outcome = life.handle(event, now)
+    return life, outcome
+
+
+def test_confirmed_in_time_it_lives_to_its_end() -> None:
+    life, outcome = after(fresh(), (19.9, Confirm()))
+    assert (life.phase, outcome, life.due()) == ("running", Changed(), 300.0)
+    assert after(life, (299.9, Tick()))[1] == Unchanged()
+    assert after(life, (300.0, Tick()))[1] == End(TIME_UP)
+
+
+def test_unconfirmed_it_is_ended() -> None:
+    assert after(fresh(), (20.0, Tick()))[1] == End(UNCONFIRMED)
+
+
+def test_a_confirmation_that_comes_too_late_is_too_late() -> None:
+    life, outcome = after(fresh(), (20.0, Confirm()))
+    assert outcome == End(UNCONFIRMED)
+    assert after(life, (20.1, Confirm()))[1] == Refused()
+
+
+def test_confirming_twice_is_confirming_once() -> None:
+    assert after(fresh(), (1.0, Confirm()), (2.0, Confirm()))[1] == Unchanged()
+
+
+def test_a_provisional_one_cannot_be_renewed_but_released() -> None:
+    assert after(fresh(), (1.0, Renew(900)))[1] == Refused()
+    assert after(fresh(), (1.0, Release("killed")))[1] == End("killed")
+
+
+def test_renewing_moves_the_end_both_ways_unless_it_may_only_extend() -> None:
+    life, _ = after(fresh(), (1.0, Confirm()))
+    assert after(life, (10.0, Renew(5)))[0].ends_at == 15.0
+    assert after(life, (10.0, Renew(5, extend_only=True)))[0].ends_at == 300.0
+    assert after(life, (10.0, Renew(900, extend_only=True)))[0].ends_at == 910.0
+    assert after(life, (10.0, Renew(-5)))[0].ends_at == 10.0
+
+
+def test_a_time_out_shorter_than_the_confirmation_counts() -> None:
+    assert after(fresh(ends_at=2.0), (2.0, Tick()))[1] == End(TIME_UP)
+
+
+def test_an_ended_one_stays_ended() -> None:
+    ended, outcome = after(fresh(), (1.0, VmEnded()))
+    assert outcome == End(VM_GONE)
+    for event in (Confirm(), Renew(10), Release("again")):
+        assert ended.handle(event, 2.0) == (ended, Refused())
+    for event in (Tick(), VmEnded()):
+        assert ended.handle(event, 2.0) == (ended, Unchanged())
+
+
+class EveryInterleaving(RuleBasedStateMachine):
+    """Confirm, release, renew, deaths and time in any order, against what each promise says by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.life = fresh(confirm_by=20.0, ends_at=60.0)
+        self.ends = 0
+        self.confirmed = False
+        self.story: list[tuple[float, Event, Outcome]] = []
+
+    def feed(self, event: Event) -> Outcome:
+        before = self.life
+        self.life, outcome = before.handle(event, self.now)
+        assert before.handle(event, self.now) == (self.life, outcome), "the same event gives the same"
+        self.story.append((self.now, event, outcome))
+        if isinstance(outcome, End):
+            self.ends += 1
+            assert before.phase != "ended"
+            assert self.life.phase == "ended"
+            if outcome.reason == UNCONFIRMED:
+                assert not self.confirmed
+                assert self.now >= 20.0
+            if outcome.reason == TIME_UP:
+                assert self.now >= before.ends_at
+        elif before.phase == "ended":
+            assert self.life == before
+        if isinstance(event, Confirm) and isinstance(outcome, Changed | Unchanged):
+            self.confirmed = True
+        return outcome
+
+    @rule(step=st.floats(0, 25))
+    def time_passes(self, step: float) -> None:
+        self.now += step
+
+    @rule()
+    def tick(self) -> None:
+        due = self.life.due()
+        outcome = self.feed(Tick())
+        assert isinstance(outcome, End) == (due is not None and self.now >= due)
+
+    @rule()
+    def confirm(self) -> None:
+        self.feed(Confirm())
+
+    @rule(ttl=st.floats(-10, 100), extend_only=st.booleans())
+    def renew(self, ttl: float, extend_only: bool) -> None:
+        before = self.life
+        if isinstance(self.feed(Renew(ttl, extend_only)), Changed):
+            assert before.phase == "running"
+            assert self.life.ends_at >= self.now
+            assert not extend_only or self.life.ends_at > before.ends_at
+
+    @rule()
+    def release(self) -> None:
+        alive = self.life.phase != "ended"
+        assert isinstance(self.feed(Release("killed")), End) == alive
+
+    @rule()
+    def vm_ends(self) -> None:
+        self.feed(VmEnded())
+        assert self.life.phase == "ended"
+
+    @invariant()
+    def it_ends_at_most_once_and_never_comes_back(self) -> None:
+        assert self.ends == (self.life.phase == "ended")
+
+    @invariant()
+    def only_a_confirmed_one_runs(self) -> None:
+        assert self.life.phase != "running" or self.confirmed
+
+
+TestEveryInterleaving = EveryInterleaving.TestCase
