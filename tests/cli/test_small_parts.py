@@ -34,6 +34,7 @@ from greenroom.cli.processes import ProcessId, describe_exit, end
 from greenroom.cli.records import LOG_LIMIT, Busy, Lock, StateDir
 from greenroom.cli.reports import PipeReporter, PlainReporter, Report, format_seconds, read_reports
 from greenroom.cli.supervisor import describe_ready
+from greenroom.cli.words import plain_log_line
 from greenroom.errors import BadRequest, InternalError, SetupError
 
 # Frames
@@ -267,6 +268,14 @@ def test_what_a_role_says_when_it_is_ready(detail: dict[str, object], text: str)
 )
 def test_lengths_of_time(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_log_lines_in_words() -> None:
+    assert plain_log_line("greenroom node: a tool is missing") == "greenroom node: a tool is missing"
+    assert plain_log_line('{"level":"error","message":"no room left"}') == "no room left"
+    broken = '{"message":"the process ends","exception":"Traceback\\n  File\\nTypeError: no"}'
+    assert plain_log_line(broken) == "the process ends: TypeError: no"
+    assert plain_log_line('{"message":"cut') == '{"message":"cut'
 
 
 def test_sweeps_in_words() -> None:

@@ -18,6 +18,7 @@ from greenroom.cli.children import role_environment
 from greenroom.cli.plans import NODE_STOP_DEADLINE, STOP_DEADLINE
 from greenroom.cli.processes import end, kill_group
 from greenroom.cli.records import RoleRecord, StateDir
+from greenroom.cli.words import plain_log_line
 
 SWEEP_DEADLINE = 120.0
 """Seconds for the sweep of one node."""
@@ -94,7 +95,10 @@ def sweep(spec: Path, module: str) -> Swept:
         told = msgspec.json.decode(last[0], type=dict[str, dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError):
         complaint = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        return Swept(node=name, error=f"the sweep failed (exit status {done.returncode}): {complaint[0]}")
+        return Swept(
+            node=name,
+            error=f"the sweep failed (exit status {done.returncode}): {plain_log_line(complaint[0])}",
+        )
     return Swept(node=name, removed=told.get("removed", {}), left=told.get("left", {}))
 
 

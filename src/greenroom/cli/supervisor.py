@@ -48,6 +48,7 @@ from greenroom.cli.supervision import (
     Supervision,
     Terminate,
 )
+from greenroom.cli.words import plain_log_line
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError
 from greenroom.wire import credentials
@@ -243,7 +244,7 @@ class Supervisor:
         name = failure.split(" ", 1)[0]
         if name not in self._specs:
             return failure
-        last = self._state.log_tail(name, lines=1).strip()
+        last = plain_log_line(self._state.log_tail(name, lines=1).strip())
         said = f": {last}" if last else ""
         return f"{failure}{said}\nIts log is {self._state.log_path(name)}"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from greenroom.config import Config, load
 from greenroom.errors import SetupError
@@ -49,6 +52,17 @@ def _place(path: str) -> str:
 def _types(wanted: str, got: str) -> str:
     names = " or ".join(_TYPES.get(name.strip(), name.strip()) for name in wanted.split("|"))
     return f"{names} is needed, not {_TYPES.get(got, got)}"
+
+
+def plain_log_line(line: str) -> str:
+    """What a line of a role's log says: the text of a JSON record with the error behind it, or the line itself."""
+    try:
+        record = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return line
+    said = str(record.get("message", line))
+    *_, cause = str(record.get("exception") or "").strip().splitlines() or [""]
+    return f"{said}: {cause}" if cause else said
 
 
 def load_settings(state_dir: Path) -> Config:
