@@ -130,6 +130,16 @@ def test_pauses_double_up_to_a_bound_and_are_forgotten_after_steady_life() -> No
     assert story.machine.roles["master-0"].restarts == 9
 
 
+def test_the_longest_pause_may_be_shortened() -> None:
+    machine = Supervision([plan("master")], backoff_last=0.5)
+    machine.handle(Begin(), 0.0)
+    for death in range(5):
+        machine.handle(BecameReady("master-0"), float(death))
+        machine.handle(Exited("master-0", "was ended by SIGKILL"), float(death))
+        assert machine.wake_at == death + 0.5
+        assert machine.handle(Elapsed(), death + 0.5) == [Spawn("master-0")]
+
+
 def test_an_end_before_the_first_readiness_ends_the_start() -> None:
     story = Story(cluster())
     story.feed(Begin())

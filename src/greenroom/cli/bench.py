@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from greenroom.cli.bench_support import (
+    engine_of_node,
+    meter_on_stderr,
+    run_to_the_end,
+    temporary_directory,
+)
 from greenroom.cli.options import (
     CacheDirOption,
     KeyFileOption,
@@ -22,7 +28,7 @@ from greenroom.cli.options import (
 
 if TYPE_CHECKING:
     from greenroom.bench.claim import ClaimPlan, ClaimReport, Platform
-    from greenroom.bench.report import Meter, Table
+    from greenroom.bench.report import Table
     from greenroom.bench.restore import RestoreReport
     from greenroom.bench.summaries import Summary
     from greenroom.cli.interrupts import Interrupts
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from greenroom.cli.target import Target
     from greenroom.runtime.engine import EngineInfo
     from greenroom.wire.messages import NodeStatus
-
-T = TypeVar("T")
 
 _bench = typer.Typer(
     callback=group_options,
@@ -127,7 +131,7 @@ def restore(
         config = msgspec.structs.replace(
             config, vm=msgspec.structs.replace(config.vm, accelerator=accelerator)
         )
-    with Interrupts() as interrupts, _temporary_directory() as directory, _meter() as meter:
+    with Interrupts() as interrupts, temporary_directory() as directory, meter_on_stderr() as meter:
         spec = RoleSpec(
             role="node",
             replica=0,
@@ -135,7 +139,7 @@ def restore(
             cache_dir=str(cache_dir_of(context, cache_dir)),
             config=config,
         )
-        found = _run(interrupts, lambda: measuring.run(spec, plan, meter))
+        found = run_to_the_end(interrupts, lambda: measuring.run(spec, plan, meter))
     return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
 
 
@@ -216,7 +220,7 @@ def _on_own_platform(interrupts: Interrupts, cache_dir: Path, warm: int, plan: C
     from greenroom.errors import RuntimeFailure
 
     warn("no platform is running; starting one for this")
-    with _temporary_directory() as directory:
+    with temporary_directory() as directory:
         options = UpOptions(state_dir=str(directory / "state"), cache_dir=str(cache_dir), port=0, warm=warm)
         state = StateDir(directory / "state")
         reporter = reporter_for(sys.stderr)
@@ -255,44 +259,15 @@ def _measure_claims(
         raise NodeUnavailable("no master is ready; see `greenroom status`")
 
     async def engine_of(node: NodeStatus) -> EngineInfo:
-        return _engine_of(state, node)
+        return engine_of_node(state, node)
 
-    with _meter() as meter:
+    with meter_on_stderr() as meter:
 
         async def work() -> ClaimReport:
             async with _one_try(target) as platform, role_client(token) as client:
                 return await measuring.run(platform, client, masters[0], engine_of, plan, meter)
 
-        return _run(interrupts, work)
-
-
-def _engine_of(state: StateDir, node: NodeStatus) -> EngineInfo:
-    """What the node runs VMs with; the reason is the verdict that it left in its cache."""
-    import msgspec
-
-    from greenroom.errors import SetupError
-    from greenroom.runtime import probe
-    from greenroom.runtime.engine import EngineInfo
-
-    version, why = "", ""
-    supervisor = state.supervisor()
-    if node.engine == "qemu":
-        try:
-            version = probe.qemu_version()
-        except SetupError:
-            version = "unknown"
-        try:
-            raw = (Path(supervisor.cache_dir if supervisor else "") / "kvm-verdict.json").read_bytes()
-            verdict = msgspec.json.decode(raw, type=probe.Verdict)
-            why = verdict.reason if verdict.accelerator == node.accelerator else ""
-        except (OSError, msgspec.DecodeError):
-            why = ""
-    return EngineInfo(
-        engine=node.engine,
-        accelerator=node.accelerator,
-        version=version,
-        reason=why or "it was asked for",
-    )
+        return run_to_the_end(interrupts, work)
 
 
 def _one_try(target: Target) -> contextlib.AbstractAsyncContextManager[Platform]:
@@ -330,106 +305,6 @@ def _one_try(target: Target) -> contextlib.AbstractAsyncContextManager[Platform]
             raise NodeUnavailable("the stream was closed before the command had ended")
 
     return OneTry()
-
-
-def _run(interrupts: Interrupts, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a benchmark to its end, or to the end of its clean-up when a signal stops it (Interrupted).
-
-    It runs on the event loop that nodes run on.
-    """
-    import logging
-
-    import uvloop
-
-    from greenroom.cli.output import warn
-
-    logging.getLogger("qemu").setLevel(logging.CRITICAL)
-    return interrupts.run(
-        work,
-        on_stop=lambda: warn("stopping; what was made is removed first"),
-        loop_factory=uvloop.new_event_loop,
-    )
-
-
-@contextlib.contextmanager
-def _temporary_directory() -> Iterator[Path]:
-    """A directory of this run's own. It stays, with a note, if it still has records of what is on the host."""
-    import shutil
-    import tempfile
-
-    from greenroom.cli.output import warn
-
-    directory = Path(tempfile.mkdtemp(prefix="greenroom-bench-"))
-    try:
-        yield directory
-    finally:
-        if any(directory.glob("**/vms/*/owner.json")):
-            warn(f"kept {directory}: it names what could not be removed")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-class _PlainMeter:
-    """One line a step, for logs."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def say(self, text: str) -> None:
-        if text != self._last:
-            print(text, file=sys.stderr, flush=True)
-        self._last = text
-
-    def begin(self, total: int) -> None:
-        """Lines do not count."""
-
-    def advance(self) -> None:
-        """Lines do not count."""
-
-
-@contextlib.contextmanager
-def _meter() -> Iterator[Meter]:
-    """A progress bar on a terminal, else lines; on standard error."""
-    import os
-
-    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield _PlainMeter()
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    progress = Progress(
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = progress.add_task("", total=None)
-
-    class LiveMeter:
-        def say(self, text: str) -> None:
-            progress.update(task, description=text)
-
-        def begin(self, total: int) -> None:
-            progress.reset(task, total=total)
-
-        def advance(self) -> None:
-            progress.advance(task)
-
-    with progress:
-        yield LiveMeter()
 
 
 def _show(

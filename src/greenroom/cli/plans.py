@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from greenroom.cli.supervision import RolePlan
+from greenroom.cli.supervision import BACKOFF_LAST, RolePlan
 from greenroom.cli.words import load_settings, plain_setting
 from greenroom.config import Config, RoleSpec
 from greenroom.errors import BadRequest, SetupError
@@ -46,6 +46,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str | None = None
     role_module: str = ROLE_MODULE
     """Module that runs a role; only tests change it, to start stand-ins."""
+    restart_pause: float = BACKOFF_LAST
+    """Seconds a role that died waits for its restart, at most; the fault run, which kills on purpose, waits less."""
 
     def check(self) -> None:
         """Raise BadRequest for what cannot be done, in words for the user."""

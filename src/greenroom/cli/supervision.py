@@ -153,9 +153,13 @@ class RoleState(msgspec.Struct, kw_only=True):
 
 
 class Supervision:
-    """The machine. Feed events with `handle`; feed `Elapsed` when `wake_at` has come."""
+    """The machine. Feed events with `handle`; feed `Elapsed` when `wake_at` has come.
 
-    def __init__(self, plans: Sequence[RolePlan]) -> None:
+    `backoff_last` bounds the pause before a role that died is started again, in seconds.
+    """
+
+    def __init__(self, plans: Sequence[RolePlan], backoff_last: float = BACKOFF_LAST) -> None:
+        self._backoff_last = backoff_last
         self._roles = {plan.name: RoleState(plan=plan) for plan in plans}
         if len(self._roles) != len(plans):
             raise ValueError("two roles have one name")
@@ -268,7 +272,7 @@ class Supervision:
             return self._fail(f"{name} {how} before it was ready", now)
         if now - role.spawned_at >= STEADY_AFTER:
             role.deaths = 0
-        pause = min(BACKOFF_FIRST * 2.0**role.deaths, BACKOFF_LAST)
+        pause = min(BACKOFF_FIRST * 2.0**role.deaths, self._backoff_last)
         role.deaths += 1
         role.phase = Phase.BACKOFF
         role.due = now + pause

@@ -74,7 +74,7 @@ class Supervisor:
         self._reporter = reporter
         self._hints = hints
         self._state = StateDir(plan.specs[0].state)
-        self._machine = Supervision(plan.role_plans())
+        self._machine = Supervision(plan.role_plans(), options.restart_pause)
         self._specs: dict[str, RoleSpec] = {spec.name: spec for spec in plan.specs}
         self._children: dict[str, Child] = {}
         self._urls: dict[str, str] = {}
