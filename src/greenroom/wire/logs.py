@@ -29,7 +29,7 @@ _NAMES = (
     r"|signature"
 )
 _NAMED = re.compile(
-    rf"""((?:{_NAMES})["']?\s*[:=,]\s*b?)"""
+    rf"""((?:{_NAMES})["']?\s*[:=,]\s*(?:b(?=["']))?)"""
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:(?:bearer|basic)\s+)?[^\s"'&,;)}\]]+)""",
     re.IGNORECASE,
 )
