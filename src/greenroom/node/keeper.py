@@ -21,8 +21,8 @@ import msgspec
 from greenroom.config import Config
 from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, SandboxEnded, UnknownSandbox
 from greenroom.node import lifecycle
-from greenroom.node.deadlines import Deadlines
 from greenroom.node import metrics as counted
+from greenroom.node.deadlines import Deadlines
 from greenroom.node.journal import Entry, Journal, digest_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, ClockReading, Identity, Runtime, Vm
