@@ -28,6 +28,8 @@ from greenroom.wire.credentials import write_private
 
 T = TypeVar("T")
 
+TAIL = 64 << 10
+"""Bytes at the end of a log in which its last lines are looked for; one holds a whole traceback."""
 LOG_LIMIT = 10 << 20
 """Bytes over which a log is set aside as `<name>.log.1` at the next start."""
 
@@ -149,7 +151,7 @@ class StateDir:
         """The last lines of a log, to show why something failed; empty when there is none."""
         try:
             with self.log_path(name).open("rb") as stream:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - 8192))
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL))
                 text = stream.read().decode(errors="replace")
         except OSError:
             return ""

@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 
 HEADER = "x-request-id"
+EXCEPTION_LIMIT = 16 << 10
+"""Characters of a traceback in one line."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _NAMES = (
@@ -111,9 +113,10 @@ class JsonFormatter(logging.Formatter):
         for name, value in getattr(record, "fields", {}).items():
             line[name] = redacted(value) if isinstance(value, str) else value
         if record.exc_info:
-            line["exception"] = redacted(self.formatException(record.exc_info))
+            # The end of a traceback is what tells; its length depends on who raised it.
+            line["exception"] = redacted(self.formatException(record.exc_info))[-EXCEPTION_LIMIT:]
         elif record.stack_info:
-            line["exception"] = redacted(self.formatStack(record.stack_info))
+            line["exception"] = redacted(self.formatStack(record.stack_info))[-EXCEPTION_LIMIT:]
         return msgspec.json.encode(line).decode()
 
 
@@ -121,16 +124,6 @@ def rfc3339(seconds: float) -> str:
     """A Unix time in UTC with milliseconds, for example `2026-01-31T12:00:00.042Z`."""
     whole, milliseconds = divmod(int(seconds * 1000), 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
-
-
-def message_of(line: str) -> str:
-    """What a line of a role's log says to people: the `message` of a JSON line, any other line as it is."""
-    try:
-        parsed = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return line
-    message = parsed.get("message") if isinstance(parsed, dict) else None
-    return message if isinstance(message, str) else line
 
 
 def setup_logging(role: str, replica: int, level: str = "info") -> None:
