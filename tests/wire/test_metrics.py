@@ -81,6 +81,16 @@ def test_a_series_is_found_again() -> None:
     assert metrics.child(PLAYED, "b", "ok") is not metrics.child(PLAYED, "b", "failed")
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.00005, 0.0001, 0.00011, 0.3, 59.9, 60.0, 60.1, 1e9])
+async def test_each_length_falls_into_the_buckets_that_reach_it(seconds: float) -> None:
+    what = f"length {seconds}"
+    metrics.child(PLAYED_SECONDS, what, "ok").observe(seconds)
+    for bound in (*metrics.BUCKETS, float("inf")):
+        labels = {"what": what, "outcome": "ok", "le": "+Inf" if bound == float("inf") else str(bound)}
+        assert await value("test_played_seconds_bucket", **labels) == (1 if seconds <= bound else 0), bound
+    assert await value("test_played_seconds_sum", what=what, outcome="ok") == seconds
+
+
 async def test_what_is_read_is_told_only_inside_the_block() -> None:
     def read() -> list[metrics.Metric]:
         rows = [(("x",), 3.0), (("y",), 4.0)]

@@ -64,7 +64,7 @@ def chosen(text: str) -> bytes:
 def _family(line: str) -> str:
     found = _SERIES.match(line)
     name = found[1] if found is not None else ""
-    return name if name in FAMILIES else re.sub(r"_(bucket|sum|count)$", "", name)
+    return re.sub(r"(?<=_time)_(bucket|sum|count)$", "", name)
 
 
 async def of_envoy(admin: Admin) -> bytes:

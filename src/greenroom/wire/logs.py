@@ -11,6 +11,7 @@ of a header that carries one, and whatever looks like a key or a token, in messa
 from __future__ import annotations
 
 import contextvars
+import functools
 import logging
 import re
 import secrets
@@ -82,15 +83,23 @@ def about(sandbox_id: str) -> None:
         trail.sandbox_id = sandbox_id
 
 
+def _blank_value(found: re.Match[str]) -> str:
+    return found[1] + _BLANK
+
+
 def redacted(text: str) -> str:
     """`text` without secrets, as far as they can be told by their name or form."""
-    text = _NAMED.sub(rf"\1{_BLANK}", text)
-    text = _ENV.sub(rf"\1{_BLANK}", text)
+    text = _NAMED.sub(_blank_value, text)
+    text = _ENV.sub(_blank_value, text)
     return _SHAPED.sub(_BLANK, text)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. `extra` may give `request_id`, `sandbox_id` and `fields`, a dict of further ones."""
+    """One JSON object a line.
+
+    `extra` may give `request_id`, `sandbox_id` and `fields`, a dict of further ones, which are numbers and words
+    of our own and go in as they are.
+    """
 
     def __init__(self, role: str, replica: int) -> None:
         super().__init__()
@@ -110,8 +119,7 @@ class JsonFormatter(logging.Formatter):
         for name in ("request_id", "sandbox_id"):
             if value := getattr(record, name, None) or (trail is not None and getattr(trail, name)):
                 line[name] = value
-        for name, value in getattr(record, "fields", {}).items():
-            line[name] = redacted(value) if isinstance(value, str) else value
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             # The end of a traceback is what tells; its length depends on who raised it.
             line["exception"] = redacted(self.formatException(record.exc_info))[-EXCEPTION_LIMIT:]
@@ -123,7 +131,12 @@ class JsonFormatter(logging.Formatter):
 def rfc3339(seconds: float) -> str:
     """A Unix time in UTC with milliseconds, for example `2026-01-31T12:00:00.042Z`."""
     whole, milliseconds = divmod(int(seconds * 1000), 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
+    return f"{_to_the_second(whole)}.{milliseconds:03d}Z"
+
+
+@functools.lru_cache(maxsize=2)
+def _to_the_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def setup_logging(role: str, replica: int, level: str = "info") -> None:
