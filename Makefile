@@ -6,7 +6,7 @@ export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
 SOURCES := src tests
 
-.PHONY: help setup dev run test lint format bench lock clean
+.PHONY: help setup dev run test lint format bench faults lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ bench: setup ## measure restores and claims on this machine; JSON under bench-re
 	@mkdir -p bench-results
 	@$(BIN)/greenroom bench restore --json bench-results/restore.json
 	@$(BIN)/greenroom bench claim --json bench-results/claim.json
+
+faults: setup ## kill the node 100 times under load and look for what is lost, doubled or left (about 15 minutes)
+	@$(BIN)/greenroom bench faults --kills 100 --out bench-results/faults
 
 lock: dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install -q uv

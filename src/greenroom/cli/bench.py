@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from greenroom.cli import bench_faults
 from greenroom.cli.bench_support import (
     engine_of_node,
     meter_on_stderr,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _bench = typer.Typer(
     callback=group_options,
-    help="Measure this machine: restores against bare QEMU, warm claims against restores on demand.",
+    help="Measure this machine: restores against bare QEMU, warm claims against restores on demand, faults.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog=examples("greenroom bench restore", "greenroom bench claim --count 40 --json claim.json"),
@@ -58,6 +59,7 @@ JsonFileOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    bench_faults.register(_bench)
     app.add_typer(_bench, name="bench")
 
 
