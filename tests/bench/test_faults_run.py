@@ -1,4 +1,4 @@
-"""`greenroom bench faults` for real: a few kills on real microVMs, and an interruption; nothing is left after either."""
+"""`greenroom bench faults` for real: a few kills on real microVMs, and an interruption; neither leaves anything."""
 
 from __future__ import annotations
 
