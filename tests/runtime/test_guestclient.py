@@ -92,6 +92,26 @@ async def test_the_clock_is_corrected_until_it_is_right() -> None:
     assert abs(clock.off_ns) < 50e6
 
 
+async def test_the_introduction_tells_what_its_parts_took() -> None:
+    clock, refusals = Clock(0.0), 2
+
+    async def late(request: bytes) -> bytes:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise ConnectionResetError("not listening yet")
+        return await clock.answer(request)
+
+    async with guest(late) as vm:
+        begun = time.monotonic()
+        reading = await guestclient.introduce(vm, Identity(entropy=b"x" * 64), 20, 1000.0, "c")
+        whole = time.monotonic() - begun
+    # The tries that nobody answered count for the first answer and not for the identity.
+    assert 0 < reading.identity_s < reading.answer_s
+    assert reading.clock_s > 0
+    assert reading.answer_s + reading.clock_s <= whole
+
+
 async def test_secrets_travel_in_body_and_header() -> None:
     clock = Clock(0.0)
     async with guest(clock.answer) as vm:
