@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from greenroom.config import RoleSpec, default_cache_dir
+from greenroom.config import Config, RoleSpec, VmConfig, default_cache_dir
 from greenroom.runtime.engine import Golden
 from greenroom.runtime.qemu import QemuRuntime
 from greenroom.wire.messages import Size
@@ -17,8 +17,16 @@ from greenroom.wire.messages import Size
 SMALL = Size("small", 1, 512, 4096)
 
 
-def spec_in(state: Path) -> RoleSpec:
-    return RoleSpec(role="node", replica=0, state_dir=str(state), cache_dir=str(default_cache_dir()))
+def spec_in(state: Path, **vm: object) -> RoleSpec:
+    """Without a stock, unless `vm` asks for one, so that a test can count what it made itself."""
+    settings = VmConfig(**{"stock_slots": 0, "stock_waiting": 0, **vm})  # type: ignore[arg-type]
+    return RoleSpec(
+        role="node",
+        replica=0,
+        state_dir=str(state),
+        cache_dir=str(default_cache_dir()),
+        config=Config(vm=settings),
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

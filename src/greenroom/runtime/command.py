@@ -1,6 +1,7 @@
 """QEMU's command line, and the chain of small tools that fences it in before it is exec'ed.
 
-The chain, each link a C program of a Debian base system, in the order in which privileges are given up:
+Where `launcher.ForkServer` is used, QEMU is forked behind the same fence instead. The chain's links are C programs
+of a Debian base system, in the order in which privileges are given up:
 
 1. `sh`: as root, joins the slot's cgroups, so that nothing of the VM ever runs outside them;
 2. `nsenter`: enters the slot's network namespace;
@@ -24,7 +25,8 @@ from greenroom.wire.messages import Size
 
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _OVERLAY_SLACK = 256 << 20
-_DESCRIPTORS = 256
+DESCRIPTORS = 256
+"""Open files of one QEMU."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,23 @@ class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
     def all(self) -> tuple[int, ...]:
         rest = () if self.state is None else (self.state,)
         return (self.ram, self.qmp, self.tap, self.overlay, *self.backing, *rest)
+
+    def placed_from(self, first: int) -> Descriptors:
+        """The same files under consecutive numbers from `first` on, in the order of `all`."""
+        after = first + 4 + len(self.backing)
+        return Descriptors(
+            ram=first,
+            qmp=first + 1,
+            tap=first + 2,
+            overlay=first + 3,
+            backing=tuple(range(first + 4, after)),
+            state=None if self.state is None else after,
+        )
+
+
+def largest_file(disk_mib: int) -> int:
+    """Bytes that a VM's overlay may grow to: its disk, once over, and its tables."""
+    return (disk_mib << 20) + _OVERLAY_SLACK
 
 
 def qemu(machine: Machine, fds: Descriptors, *, boot: tuple[str, str] | None = None) -> list[str]:
@@ -127,7 +146,7 @@ def fenced(
     return [
         "/bin/sh", "-c", f'{joins} && exec "$@"', "greenroom-vm",
         "nsenter", f"--net={DIRECTORY / netns}", "--",
-        "prlimit", "--core=0", f"--nofile={_DESCRIPTORS}", f"--fsize={(disk_mib << 20) + _OVERLAY_SLACK}", "--",
+        "prlimit", "--core=0", f"--nofile={DESCRIPTORS}", f"--fsize={largest_file(disk_mib)}", "--",
         "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--inh-caps=-all",
         "--bounding-set=-all", "--",
         *argv,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from greenroom.config import RoleSpec
 from greenroom.errors import RuntimeFailure, SetupError, UnknownTemplate
@@ -22,7 +24,7 @@ from greenroom.images.base import Image
 from greenroom.images.cache import publish
 from greenroom.images.commands import find
 from greenroom.runtime import golden as goldens
-from greenroom.runtime import guestclient, namespaces, probe
+from greenroom.runtime import guestclient, launcher, namespaces, places, probe
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine, qemu
 from greenroom.runtime.engine import (
@@ -36,8 +38,12 @@ from greenroom.runtime.engine import (
     quiet,
 )
 from greenroom.runtime.golden import Loaded
+from greenroom.runtime.launcher import Launcher
+from greenroom.runtime.places import Place, destroy_owner
 from greenroom.runtime.slots import Origin, Slot, Slots
-from greenroom.runtime.vm import Fence, QemuVm, destroy_owner
+from greenroom.runtime.stock import Stock
+from greenroom.runtime.stocking import Wants
+from greenroom.runtime.vm import Fence, QemuVm
 from greenroom.wire.messages import Size
 
 _log = logging.getLogger(__name__)
@@ -53,12 +59,43 @@ class QemuRuntime:
         self._cache = spec.cache
         spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._slots = Slots(spec.home, self._settings.uid_base)
-        self._fence = Fence(self._slots, Cgroups.detect(), self._limits)
+        self._fence = Fence(self._slots, Cgroups.detect(), self._limits, self._launcher_for)
+        self._launcher: Launcher | None = None
+        self._launcher_lock = threading.Lock()
         self._images: dict[str, Image] = {}
         self._goldens: dict[str, Loaded] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
         self._building: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = set()
+        self._stock: Stock[QemuVm, Loaded] = Stock(
+            self,
+            Wants(
+                places=self._settings.stock_slots,
+                waiting=self._settings.stock_waiting,
+                most=self._settings.stock_most,
+            ),
+            os.cpu_count() or 1,
+            self._has_room,
+        )
+
+    def _has_room(self) -> bool:
+        """Whether the host has so much memory that some of it may go into the stock."""
+        return psutil.virtual_memory().available >> 20 > self._spec.config.pools.memory_floor_mib
+
+    def _launcher_for(self, machine: Machine) -> Launcher:
+        """The launcher of this node, made at the first call. Blocks."""
+        with self._launcher_lock:
+            if self._launcher is None:
+                self._launcher = launcher.choose(
+                    self._settings.launcher,
+                    self._cache,
+                    self._slots,
+                    self._fence.cgroups,
+                    machine.binary,
+                    forks=self._settings.launcher_forks,
+                    huge_pages=self._settings.huge_pages,
+                )
+            return self._launcher
 
     def _limits(self, machine: Machine) -> Limits:
         size, settings = machine.size, self._settings
@@ -115,6 +152,7 @@ class QemuRuntime:
                 )
             loaded = await asyncio.to_thread(self._load_golden, name, image, machine, template, progress)
             self._goldens[name] = loaded
+            self._stock.add(name, loaded)
         return self._goldens[name].golden
 
     def _load_golden(
@@ -152,6 +190,7 @@ class QemuRuntime:
             self._building.discard(entry)
 
     def interrupt(self) -> None:
+        self._stock.hold()
         for loop, task in list(self._building):
             loop.call_soon_threadsafe(task.cancel)
 
@@ -159,33 +198,73 @@ class QemuRuntime:
         loaded = self._goldens.get(golden.digest)
         if loaded is None:
             raise RuntimeFailure(f"the golden {golden.digest} is not loaded on this node")
-        state = loaded.open_state()
-        try:
-            vm = await QemuVm.create(
-                self._fence,
-                loaded.machine,
-                goldens.blank_overlay(self._cache, loaded.machine.size.disk_mib),
-                lambda fds: qemu(loaded.machine, fds),
-                ram=loaded.ram,
-                backing=loaded.backing,
-                state=state,
-                qmp_deadline=self._settings.qmp_deadline,
-            )
-        finally:
-            os.close(state)
+        with self._stock.restoring():
+            vm = self._stock.take_waiting(golden.digest)
+            if vm is None or not await self._loads(vm):
+                vm = await self.make_waiting(loaded, self._stock.take_place(golden.digest))
+                self._vms[vm.name] = vm
+                try:
+                    await vm.load()
+                except BaseException:
+                    await asyncio.shield(self.stop(vm))
+                    raise
+        vm.slot.remember(Origin(golden=golden.digest, template=golden.template, size=golden.size))
+        return vm
+
+    async def _loads(self, vm: QemuVm) -> bool:
+        """Whether a QEMU from the stock, which may have died in this moment, takes its state; else it is removed."""
         self._vms[vm.name] = vm
         try:
-            capabilities = [{"capability": "x-ignore-shared", "state": True}]
-            await vm.execute("migrate-set-capabilities", {"capabilities": capabilities})
-            # QEMU inherited `state` under the same number.
-            await vm.execute("migrate-incoming", {"uri": f"fd:{state}"})
-            await vm.migrated(self._settings.qmp_deadline)
+            await vm.load()
+        except RuntimeFailure as error:
+            _log.warning("a QEMU from the stock is of no use: %s", error.message)
+            await asyncio.shield(self.stop(vm))
+            return False
         except BaseException:
             await asyncio.shield(self.stop(vm))
             raise
-        vm.state = "paused"
-        vm.slot.remember(Origin(golden=golden.digest, template=golden.template, size=golden.size))
+        return True
+
+    async def make_waiting(self, golden: Loaded, place: Place | None) -> QemuVm:
+        """A QEMU in `place`, or in a new one, that waits for the state of `golden`. See `stock.Maker`."""
+        state = golden.open_state()
+        try:
+            vm = await QemuVm.create(
+                self._fence,
+                golden.machine,
+                goldens.blank_overlay(self._cache, golden.machine.size.disk_mib),
+                lambda fds: qemu(golden.machine, fds),
+                ram=golden.ram,
+                backing=golden.backing,
+                state=state,
+                qmp_deadline=self._settings.qmp_deadline,
+                place=place,
+            )
+        finally:
+            os.close(state)
+        try:
+            await vm.prepare_load()
+        except BaseException:
+            await asyncio.shield(vm.destroy())
+            raise
         return vm
+
+    async def make_place(self, golden: Loaded) -> Place:
+        """See `stock.Maker`."""
+        fence = self._fence
+        blank = goldens.blank_overlay(self._cache, golden.machine.size.disk_mib)
+        return await asyncio.to_thread(
+            places.make, fence.slots, fence.cgroups, fence.limits, golden.machine, blank
+        )
+
+    async def drop_place(self, place: Place) -> None:
+        """See `stock.Maker`."""
+
+        def drop() -> None:
+            place.close()
+            places.remove(place.slot, self._slots, self._fence.cgroups)
+
+        await asyncio.to_thread(drop)
 
     async def start(self, vm: Vm) -> None:
         own = self._own(vm)
@@ -255,9 +334,16 @@ class QemuRuntime:
         return [adopted for adopted in found if adopted is not None]
 
     async def detach(self) -> None:
+        await self._stock.close()
         await asyncio.gather(*(vm.detach() for vm in self._vms.values()))
+        await self._close_launcher()
         self._vms.clear()
         self._close_goldens()
+
+    async def _close_launcher(self) -> None:
+        if self._launcher is not None:
+            await asyncio.to_thread(self._launcher.close)
+            self._launcher = None
 
     def _close_goldens(self) -> None:
         for loaded in self._goldens.values():
@@ -269,9 +355,9 @@ class QemuRuntime:
 
     def _sweep(self) -> dict[str, int]:
         removed = {"processes": 0, "namespaces": 0, "cgroups": 0, "directories": 0}
-        live = {vm.directory for vm in self._vms.values()}
+        adopted = {vm.directory for vm in self._vms.values()}
         for owner, directory in list(self._slots.recorded()):
-            if directory in live:
+            if directory in adopted or owner.number in self._slots.own:
                 continue
             for kind, count in destroy_owner(owner, self._fence.cgroups).items():
                 removed[kind] += count
@@ -299,7 +385,9 @@ class QemuRuntime:
         self._slots.release_block()
 
     async def close(self) -> None:
+        await self._stock.close()
         await asyncio.gather(*(self.stop(vm) for vm in list(self._vms.values())))
+        await self._close_launcher()
         self._close_goldens()
         if not any(self.left().values()):
             await asyncio.to_thread(self.release)

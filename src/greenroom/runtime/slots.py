@@ -110,6 +110,8 @@ class Slots:
         self._live: set[int] = {owner.number for owner, _ in self.recorded()}
         self._next = max(self._live, default=0) + 1
         self._lock = threading.Lock()
+        self.own: set[int] = set()
+        """Numbers that this process took and has not given back: whatever a sweep is for, it is not these."""
 
     def take(self) -> Slot:
         """A new slot: number and uid are not in use, and the record is on disk when this returns.
@@ -136,6 +138,8 @@ class Slots:
             netns=name,
             cgroup=f"greenroom/{self.tag}/{number}",
         )
+        # Before the record, so that a sweep at the same time takes it for ours.
+        self.own.add(number)
         directory = self._directory / str(number)
         directory.mkdir(mode=0o700)
         (directory / "control").write_text(secrets.token_hex(32), encoding="ascii")
@@ -153,6 +157,7 @@ class Slots:
         """As `give_back`, for a record of an earlier run."""
         shutil.rmtree(directory, ignore_errors=True)
         self._live.discard(owner.number)
+        self.own.discard(owner.number)
 
     def recorded(self) -> Iterator[tuple[Owner, Path]]:
         """All records on disk, also of earlier runs. A directory without a record holds nothing yet."""

@@ -1,8 +1,9 @@
 """One QEMU: started behind its fence, spoken to by QMP, ended together with everything that is its own.
 
-`QemuVm.create` takes a slot and makes namespace, tap, cgroup, overlay and process in that order; `destroy`
-undoes all of it from the owner record alone, so it serves a half-made VM, a finished one and, through
-`destroy_owner`, one that an earlier run of the node left behind.
+`QemuVm.create` takes a place (a slot with namespace, tap, cgroup and overlay), makes one when it is given none, and
+starts the process in it; `load` then gives it a golden's state. `destroy` undoes all of it from the owner record
+alone, so it serves a half-made VM, a finished one and, through `places.destroy_owner`, one that an earlier run of
+the node left behind.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -21,23 +21,32 @@ from typing import Any
 from qemu.qmp import QMPClient, QMPError
 
 from greenroom.errors import GreenroomError, RuntimeFailure
-from greenroom.runtime import namespaces
+from greenroom.runtime import namespaces, places
 from greenroom.runtime.cgroups import Cgroups, Limits
-from greenroom.runtime.command import Descriptors, Machine, fenced
+from greenroom.runtime.command import Descriptors, Machine
 from greenroom.runtime.engine import VmInfo
-from greenroom.runtime.slots import Owner, Slot, Slots
+from greenroom.runtime.launcher import Launcher, Order
+from greenroom.runtime.places import Place, destroy_owner
+from greenroom.runtime.slots import Slot, Slots
 from greenroom.wire.tasks import spawn
 
 _log = logging.getLogger(__name__)
 
 
 class Fence:
-    """What all VMs of a node share: slots, cgroup hierarchies, limits."""
+    """What all VMs of a node share: slots, cgroup hierarchies, limits, and how QEMUs are started."""
 
-    def __init__(self, slots: Slots, cgroups: Cgroups, limits: Callable[[Machine], Limits]) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        cgroups: Cgroups,
+        limits: Callable[[Machine], Limits],
+        launcher: Callable[[Machine], Launcher],
+    ) -> None:
         self.slots = slots
         self.cgroups = cgroups
         self.limits = limits
+        self.launcher = launcher
 
 
 class QemuVm:
@@ -51,6 +60,7 @@ class QemuVm:
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._handle: int | None = None
+        self._state_fd: int | None = None
         self._client: QMPClient | None = None
         self._destroying: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
@@ -93,14 +103,17 @@ class QemuVm:
         backing: tuple[int, ...],
         state: int | None,
         qmp_deadline: float,
+        place: Place | None = None,
     ) -> QemuVm:
         """Make a VM's process and connect to its QMP socket. The descriptors given stay the caller's.
 
-        Raises RuntimeFailure after everything that was made has been removed again.
+        A `place` made ahead is the VM's from the call on. Raises RuntimeFailure after everything that was made
+        has been removed again.
         """
-        vm = cls(fence, fence.slots.take(), qmp_deadline)
+        slot = fence.slots.take() if place is None else place.slot
+        vm = cls(fence, slot, qmp_deadline)
         launching = spawn(
-            asyncio.to_thread(vm._launch, machine, overlay_template, command, ram, backing, state),
+            asyncio.to_thread(vm._launch, machine, overlay_template, command, ram, backing, state, place),
             f"launch {vm.name}",
         )
         try:
@@ -125,49 +138,46 @@ class QemuVm:
         ram: int,
         backing: tuple[int, ...],
         state: int | None,
+        place: Place | None,
     ) -> None:
         """The blocking part of `create`, in a worker thread."""
-        owner = self._slot.owner
-        self._fence.cgroups.create(owner.cgroup, self._fence.limits(machine))
+        owner, fence = self._slot.owner, self._fence
+        if place is None:
+            place = places.make(
+                fence.slots, fence.cgroups, fence.limits, machine, overlay_template, self._slot
+            )
         with contextlib.ExitStack() as stack:
-            tap = namespaces.create(owner.netns)
-            stack.callback(os.close, tap)
-            self._handle = namespaces.open_handle(owner.netns)
-            overlay_path = self._slot.directory / "overlay.qcow2"
-            shutil.copyfile(overlay_template, overlay_path)
-            overlay_path.chmod(0o600)
-            overlay = os.open(overlay_path, os.O_RDWR | os.O_CLOEXEC)
-            stack.callback(os.close, overlay)
+            stack.callback(place.close)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             stack.callback(listener.close)
             with _short_path(self._slot.directory) as short:
                 listener.bind(f"{short}/qmp")
             os.chmod(self._slot.directory / "qmp", 0o600)
             listener.listen(4)
-            fds = Descriptors(
-                ram=ram, qmp=listener.fileno(), tap=tap, overlay=overlay, backing=backing, state=state
-            )
-            argv = fenced(
-                command(fds),
-                uid=owner.uid,
-                netns=owner.netns,
-                cgroup_files=self._fence.cgroups.join_files(owner.cgroup),
-                disk_mib=machine.size.disk_mib,
-            )
             log = os.open(self._slot.directory / "qemu.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, log)
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=fds.all(),
-                start_new_session=True,
-                cwd="/",
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+            self._handle = place.take_handle()
+            launched = fence.launcher(machine).launch(
+                Order(
+                    command=command,
+                    fds=Descriptors(
+                        ram=ram,
+                        qmp=listener.fileno(),
+                        tap=place.tap,
+                        overlay=place.overlay,
+                        backing=backing,
+                        state=state,
+                    ),
+                    uid=owner.uid,
+                    netns=owner.netns,
+                    handle=self._handle,
+                    cgroup_files=fence.cgroups.join_files(owner.cgroup),
+                    disk_mib=machine.size.disk_mib,
+                    log=log,
+                )
             )
-            self._pid = self._process.pid
-            self._pidfd = os.pidfd_open(self._pid)
+            self._process, self._pid, self._pidfd = launched.child, launched.pid, launched.pidfd
+            self._state_fd = launched.fds.state
 
     @classmethod
     async def adopt(cls, fence: Fence, slot: Slot, qmp_deadline: float) -> QemuVm | None:
@@ -241,6 +251,23 @@ class QemuVm:
         if self._client is not None:
             self._client.send_fd_scm(fd)
         await self.execute("getfd", {"fdname": name})
+
+    async def load(self) -> None:
+        """Load the device state that the VM was created with; it stands paused then. Works once.
+
+        Raises RuntimeFailure when the state does not fit or QEMU has died.
+        """
+        if self._state_fd is None:
+            raise RuntimeFailure("the VM has no state to load")
+        fd, self._state_fd = self._state_fd, None
+        await self.execute("migrate-incoming", {"uri": f"fd:{fd}"})
+        await self.migrated(self._deadline)
+        self.state = "paused"
+
+    async def prepare_load(self) -> None:
+        """What can be done for `load` before its time."""
+        capabilities = [{"capability": "x-ignore-shared", "state": True}]
+        await self.execute("migrate-set-capabilities", {"capabilities": capabilities})
 
     async def migrated(self, deadline: float) -> None:
         """Wait until the migration (either way) is complete. Raises RuntimeFailure when it fails."""
@@ -321,14 +348,6 @@ class QemuVm:
         self._fence.slots.give_back(self._slot)
         self.state = "stopped"
         self.ended.set()
-
-
-def destroy_owner(owner: Owner, cgroups: Cgroups) -> dict[str, int]:
-    """Remove everything an owner record stands for, except its directory. Blocks. Counts what there was."""
-    counts = {"processes": cgroups.kill(owner.cgroup)}
-    counts["namespaces"] = int(namespaces.remove(owner.netns))
-    counts["cgroups"] = int(cgroups.remove(owner.cgroup))
-    return counts
 
 
 @contextlib.contextmanager
