@@ -14,6 +14,7 @@ import pytest
 from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
+from greenroom.config import default_cache_dir
 from tests.support.platform import Platform
 
 pytestmark = [pytest.mark.vm, pytest.mark.fault]
@@ -131,21 +132,24 @@ def test_a_damaged_golden_is_made_anew_at_the_next_start(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("microVMs need root: namespaces, uids and cgroups")
+    # A cache of the test's own, linked to the shared one: what is damaged here must harm nobody else.
+    cache = tmp_path / "cache"
+    subprocess.run(["cp", "-al", str(default_cache_dir()), str(cache)], check=True)
+    monkeypatch.setenv("GREENROOM_CACHE_DIR", str(cache))
     platform = Platform(tmp_path / "state")
     platform.up("--warm", "0")
     platform.down()
-    cache = Path(os.environ.get("GREENROOM_CACHE_DIR", "/var/cache/greenroom"))
-    newest = max(cache.glob("golden-*"), key=lambda path: path.stat().st_mtime)
-    state = (newest / "state").read_bytes()
-    (newest / "state").chmod(0o600)
-    (newest / "state").write_bytes(state[:1000] + bytes([state[1000] ^ 1]) + state[1001:])
+    for golden in cache.glob("golden-*"):
+        content = (golden / "state").read_bytes()
+        (golden / "state").unlink()
+        (golden / "state").write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     platform.up("--warm", "1")
     try:
         for name, value in platform.env().items():
             monkeypatch.setenv(name, value)
         with Sandbox.create(timeout=60) as box:
             assert box.commands.run("echo whole").stdout == "whole\n"
-        assert "is damaged" in (platform.state / "log/supervisor.log").read_text() + platform.log("node-0")
+        assert "is damaged" in platform.log("supervisor") + platform.log("node-0")
     finally:
         platform.down()
     assert platform.leftovers() == {}

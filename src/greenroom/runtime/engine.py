@@ -38,6 +38,8 @@ class Golden(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     template: str
     size: Size
+    build: str = ""
+    """Drawn when it was made: two goldens of one digest have different RAM, and the state of one only fits its own."""
     ram_bytes: int = 0
     """Resident bytes of the golden RAM that all restored VMs share."""
     state_bytes: int = 0

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -115,6 +116,7 @@ async def build(
     (target / "disk.qcow2").chmod(0o444)
     golden = Golden(
         digest=name,
+        build=secrets.token_hex(8),
         template=template,
         size=machine.size,
         ram_bytes=resident,
@@ -159,19 +161,22 @@ class Loaded:
         """`holders` are processes that may hold this golden's RAM already, from an earlier run."""
         self.golden = golden
         self.machine = machine
-        borrowed = (memory.borrow(pid, golden.digest) for pid in holders)
+        name = f"{golden.digest}-{golden.build}"
+        borrowed = (memory.borrow(pid, name) for pid in holders)
         held = next((fd for fd in borrowed if fd is not None), None)
-        self.ram = memory.load(directory / "ram.img", golden.digest) if held is None else held
+        self.ram = memory.load(directory / "ram.img", name) if held is None else held
         self.backing = (
             os.open(image.disk, os.O_RDONLY | os.O_CLOEXEC),
             os.open(directory / "disk.qcow2", os.O_RDONLY | os.O_CLOEXEC),
         )
-        self._state = directory / "state"
+        # Kept, not opened by name again: the directory may be built anew while this golden is in use, and the
+        # state of another build does not fit this RAM.
+        self._state = memory.load(directory / "state", f"{name}-state")
 
     def open_state(self) -> int:
         """The device state, opened anew: its offset must not be shared between two restores."""
-        return os.open(self._state, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{self._state}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        for fd in (self.ram, *self.backing):
+        for fd in (self.ram, self._state, *self.backing):
             os.close(fd)
