@@ -75,6 +75,9 @@ class World(Entry):
             del self.alive[next(iter(self.alive))]
         return True
 
+    def restarts(self) -> int:
+        return self.kills + (self.vice == "died")
+
     async def look(self) -> Look:
         return Look(up=True, pid=self.pid(), warm=4, starting=0, target=4, problems=[])
 
@@ -106,11 +109,14 @@ async def test_a_platform_that_keeps_its_word_passes(tmp_path: Path, monkeypatch
     assert {"ask", "create"} <= set(verdict.requests)
 
 
-@pytest.mark.parametrize("vice", ["lost", "doubled", "undead", "changed", "unreachable", "stray", "down"])
+@pytest.mark.parametrize(
+    "vice", ["lost", "doubled", "undead", "changed", "unreachable", "stray", "died", "down"]
+)
 async def test_a_platform_that_breaks_it_is_found_out(
     tmp_path: Path, vice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = await verdict_of(tmp_path, vice, monkeypatch)
     assert not verdict.passed
     # What a vice breaks beside is told too, but it is told.
-    assert vice in verdict.fault_counts or (vice == "down" and verdict.kills < PLAN.kills)
+    kind = {"died": "stray"}.get(vice, vice)
+    assert kind in verdict.fault_counts or (vice == "down" and verdict.kills < PLAN.kills)

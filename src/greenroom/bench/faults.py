@@ -72,6 +72,9 @@ class Supervised(Protocol):
     def kill(self, pid: int) -> bool:
         """SIGKILL to the target if its process is still `pid`; False when it is not."""
 
+    def restarts(self) -> int:
+        """How often the supervisor has started the target again."""
+
     async def look(self) -> Look:
         """The platform's status. Raises nothing for what is down."""
 
@@ -124,7 +127,7 @@ class Faults:
         await self._check(0)
         self._meter.say("ending every sandbox")
         await self._release()
-        self.strays = await self._count_strays()
+        self.strays = [*self._own_deaths(), *await self._count_strays()]
 
     # Killing
 
@@ -336,6 +339,11 @@ class Faults:
             await self._keeper.kill(living[index])
 
         await in_lanes(len(living), 4, one, "release")
+
+    def _own_deaths(self) -> list[Stray]:
+        """A target that was started again more often than it was killed died of itself."""
+        more = self._platform.restarts() - sum(kill.hit for kill in self._rows.kills)
+        return [Stray(vm=self._platform.home.name, why=f"it died {more} times by itself")] if more > 0 else []
 
     async def _count_strays(self) -> list[Stray]:
         """VMs that nothing owns, once nothing is under way any more."""

@@ -92,7 +92,7 @@ class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stray(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that nothing owns."""
+    """A VM that nothing owns, or whatever else went another way than anybody asked for."""
 
     vm: str
     why: str

@@ -9,7 +9,8 @@ What counts as a fault:
 * *doubled*: one idempotency key stood for two sandboxes;
 * *unsettled*: a create or kill was never answered for good, however often it was asked again;
 * *unchecked*: a check could not read the list; *down*: the platform did not come back in time;
-* *stray*: a VM that neither a claim nor a pool owned; *leaked*: what was on the host after `down`.
+* *stray*: a VM that neither a claim nor a pool owned, a target that died by itself; *leaked*: what was on the
+  host after `down`.
 """
 
 from __future__ import annotations

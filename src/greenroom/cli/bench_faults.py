@@ -223,6 +223,9 @@ class _Node:
         process = self._process()
         return process is not None and process.pid == pid and process.signal(signal.SIGKILL)
 
+    def restarts(self) -> int:
+        return next((role.restarts for role in self._state.roles() if role.name == "node-0"), 0)
+
     async def look(self) -> Look:
         from greenroom.bench.faults import Look
         from greenroom.cli.observation import observe
