@@ -57,6 +57,8 @@ async def test_running_members_are_somebody_before_they_count_and_change_hands_q
         assert live is not None
         after = (await sh(live.vm, "hostname; echo $E2B_SANDBOX_ID", token=sandbox.token)).out.split()
         assert after == [sandbox.sandbox_id, sandbox.sandbox_id]
+        # What the node measured is true to within half a round trip, which a busy machine makes long.
         assert sandbox.clock_offset_ms is not None
-        assert abs(sandbox.clock_offset_ms) < 50
+        assert sandbox.clock_error_ms is not None
+        assert abs(sandbox.clock_offset_ms) < 50 + sandbox.clock_error_ms
     journal.close()
