@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from greenroom.errors import SetupError
+from greenroom.images.collect import note_use
 
 _BLOCK = 1 << 20
 Progress = Callable[[str, float | None], None]
@@ -71,6 +72,7 @@ def publish(
     """
     if final.is_dir():
         final.chmod(mode)
+        note_use(final)
         damage = damage_of(final) if checked else ""
         if not damage:
             return final
@@ -100,6 +102,7 @@ def publish(
             raise
         os.sync()
         scratch.rename(final)
+        note_use(final)
     return final
 
 

@@ -15,6 +15,7 @@ import signal
 
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError
+from greenroom.images.collect import collect
 from greenroom.images.commands import interrupt
 from greenroom.node.diskguard import DiskGuard
 from greenroom.node.journal import Journal
@@ -157,7 +158,7 @@ async def _serve(
     app.state.on_leave = [drain]
     async with contextlib.aclosing(serve(app, sock)) as urls:
         async for url in urls:
-            joining = spawn(_join(membership, warmer, url, engine), "joining")
+            joining = spawn(_join(spec, membership, warmer, url, engine), "joining")
             stack.push_async_callback(stop, joining)
     if leaving.vms_stay:
         keeper.leave_running()
@@ -165,7 +166,18 @@ async def _serve(
         joining.result()
 
 
-async def _join(membership: Membership, warmer: Warmer, url: str, engine: EngineInfo) -> None:
+async def _collect(spec: RoleSpec) -> None:
+    """Once, when all is ready: remove what no node of this machine has used for long."""
+    try:
+        removed = await asyncio.to_thread(collect, spec.cache, spec.config.vm.cache_keep_days * 86_400)
+    except OSError as error:
+        _log.warning("the cache could not be collected: %s", error)
+    else:
+        if removed:
+            _log.info("removed from the cache, as nobody uses them: %s", ", ".join(removed))
+
+
+async def _join(spec: RoleSpec, membership: Membership, warmer: Warmer, url: str, engine: EngineInfo) -> None:
     """Register, tell the supervisor once every pool has its golden snapshot, then send heartbeats for ever."""
     await membership.register()
     heartbeats = spawn(membership.run(), "heartbeats")
@@ -173,6 +185,7 @@ async def _join(membership: Membership, warmer: Warmer, url: str, engine: Engine
         await warmer.ready()
         facts = {"engine": engine.engine, "accelerator": engine.accelerator, "why": engine.reason}
         tell_ready(Ready(url=url, detail=facts))
+        await _collect(spec)
         await heartbeats
     except GreenroomError as error:
         # A pool without its golden is of no use: end, so that the supervisor shows why.
