@@ -121,6 +121,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """VMs that share an address layout, before the one they are forked from is renewed."""
     huge_pages: bool = False
     """With `fork`: let QEMU back its heap and translation cache by huge pages; 4 MB more for each paused VM."""
+    cache_keep_days: Length = 14.0
+    """Days after which an image or golden that nobody has in use is removed from the cache."""
 
 
 class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ notes in a marker beside it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -49,16 +50,16 @@ def unused(cache: Path, open_files: Iterable[str], now: float, keep: float) -> l
 
 def open_files(cache: Path, proc: Path = Path("/proc")) -> set[str]:
     """Files below `cache` that some process has open. Needs root to see everybody's."""
-    found = set()
+    found: set[str] = set()
     for process in proc.iterdir():
         if not process.name.isdigit():
             continue
-        try:
-            links = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        found.update(link for link in links if link.startswith(f"{cache}/"))
-    return found
+        # Processes and descriptors come and go while they are looked at.
+        with contextlib.suppress(OSError):
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(link))
+    return {path for path in found if path.startswith(f"{cache}/")}
 
 
 def collect(cache: Path, keep: float) -> list[str]:
