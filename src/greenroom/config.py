@@ -108,6 +108,9 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """CPUs above the guest's count that QEMU may use for its I/O thread."""
     cpu_shares: Positive = 256
     """Relative weight against the host's own work (1024 is a normal process)."""
+    restore_mode: Literal["auto", "cow", "copy"] = "auto"
+    """How a VM gets its RAM (see `runtime.modes`): `cow` shares the golden's until it is written, `copy` gives each
+    VM all of it; `auto` measures both once for each golden and picks."""
     stock_slots: Count = 4
     """Places for VMs (namespace, tap, cgroup, overlay) made ahead for each golden snapshot; 0 for none."""
     stock_waiting: Count = 2

@@ -13,7 +13,7 @@ from greenroom.wire.messages import Size
 MACHINE = Machine(
     binary="/usr/bin/qemu", accelerator="tcg", cpu_model="Nehalem", size=Size("s", 2, 256, 1024)
 )
-GOLDEN = qemu(MACHINE, Descriptors(ram=5, qmp=6, tap=7, overlay=8, backing=(9,)), boot=("k", "i"))
+GOLDEN = qemu(MACHINE, Descriptors(ram=5, qmp=6, tap=7, overlay=8, backing=(9,), boot=(12, 13)))
 CLONE = qemu(MACHINE, Descriptors(ram=5, qmp=6, tap=7, overlay=8, backing=(9, 10), state=11))
 
 

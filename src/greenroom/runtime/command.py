@@ -48,11 +48,13 @@ class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
     backing: tuple[int, ...]
     """Read-only disks under the overlay, the lowest first; the first is raw, the others qcow2."""
     state: int | None = None
-    """Device state to read from (a clone) or to write to (the golden)."""
+    """Device state to read from (a clone)."""
+    boot: tuple[int, int] | None = None
+    """Kernel and initramfs, for the one cold boot of a golden: the cache may lie where its uid cannot go."""
 
     def all(self) -> tuple[int, ...]:
         rest = () if self.state is None else (self.state,)
-        return (self.ram, self.qmp, self.tap, self.overlay, *self.backing, *rest)
+        return (self.ram, self.qmp, self.tap, self.overlay, *self.backing, *rest, *(self.boot or ()))
 
     def placed_from(self, first: int) -> Descriptors:
         """The same files under consecutive numbers from `first` on, in the order of `all`."""
@@ -64,6 +66,9 @@ class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
             overlay=first + 3,
             backing=tuple(range(first + 4, after)),
             state=None if self.state is None else after,
+            boot=None
+            if self.boot is None
+            else (after + (self.state is not None), after + (self.state is not None) + 1),
         )
 
 
@@ -72,9 +77,13 @@ def largest_file(disk_mib: int) -> int:
     return (disk_mib << 20) + _OVERLAY_SLACK
 
 
-def qemu(machine: Machine, fds: Descriptors, *, boot: tuple[str, str] | None = None) -> list[str]:
-    """QEMU's arguments. With `boot` (paths of kernel and initramfs) it starts from nothing and its RAM is
-    shared, so that it can be kept; without, it waits paused for a golden's state over private RAM."""
+def qemu(machine: Machine, fds: Descriptors, *, own_ram: bool = False) -> list[str]:
+    """QEMU's arguments. With `fds.boot` (kernel and initramfs) it starts from nothing and its RAM is
+    shared, so that it can be kept; without, it waits paused for a golden's state over private RAM.
+
+    With `own_ram`, the file of the RAM is the VM's alone and is written directly: a private map of it would hold
+    every page that the guest writes twice.
+    """
     size = machine.size
     argv = [
         machine.binary,
@@ -89,7 +98,7 @@ def qemu(machine: Machine, fds: Descriptors, *, boot: tuple[str, str] | None = N
         "-m", f"{size.memory_mib}M",
         "-object",
         f"memory-backend-file,id=ram,size={size.memory_mib}M,mem-path=/proc/self/fd/{fds.ram},"
-        f"share={'on' if boot else 'off'}",
+        f"share={'on' if fds.boot or own_ram else 'off'}",
         "-chardev", f"socket,id=qmp,fd={fds.qmp},server=on,wait=off",
         "-mon", "chardev=qmp,mode=control",
         "-chardev", "ringbuf,id=console,size=65536",
@@ -110,8 +119,8 @@ def qemu(machine: Machine, fds: Descriptors, *, boot: tuple[str, str] | None = N
         "-netdev", f"tap,id=net,fd={fds.tap}",
         "-device", f"virtio-net-pci,netdev=net,mac={GUEST_MAC},romfile=",
     ]  # fmt: skip
-    if boot:
-        kernel, initramfs = boot
+    if fds.boot:
+        kernel, initramfs = (f"/proc/self/fd/{fd}" for fd in fds.boot)
         argv += [
             "-kernel",
             kernel,

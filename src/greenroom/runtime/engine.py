@@ -30,6 +30,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str
     version: str
     reason: str
+    detail: dict[str, str] = {}
+    """For each golden in use, how its VMs get their RAM and why."""
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from greenroom.images.commands import run
 from greenroom.runtime import guestclient, memory
 from greenroom.runtime.command import Descriptors, Machine, qemu
 from greenroom.runtime.engine import Golden, Progress
+from greenroom.runtime.modes import Choice
 from greenroom.runtime.vm import Fence, QemuVm
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,10 @@ async def build(
     """Boot `image`, warm it up and fill `target` with the snapshot. Raises RuntimeFailure saying how far it came."""
     ram = memory.new("greenroom-golden", machine.size.memory_mib << 20)
     disk = os.open(image.disk, os.O_RDONLY | os.O_CLOEXEC)
+    boot = (
+        os.open(image.kernel, os.O_RDONLY | os.O_CLOEXEC),
+        os.open(image.initramfs, os.O_RDONLY | os.O_CLOEXEC),
+    )
     state = os.open(target / "state", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o400)
     try:
         progress("booting the golden VM", None)
@@ -79,10 +84,11 @@ async def build(
             fence,
             machine,
             blank,
-            lambda fds: qemu(machine, fds, boot=(image.kernel, image.initramfs)),
+            lambda fds: qemu(machine, fds),
             ram=ram,
             backing=(disk,),
             state=None,
+            boot=boot,
             qmp_deadline=60,
         )
         try:
@@ -111,7 +117,7 @@ async def build(
             await vm.destroy()
         resident = await asyncio.to_thread(memory.save, ram, target / "ram.img")
     finally:
-        for fd in (ram, disk, state):
+        for fd in (ram, disk, state, *boot):
             os.close(fd)
     (target / "disk.qcow2").chmod(0o444)
     golden = Golden(
@@ -161,6 +167,7 @@ class Loaded:
         """`holders` are processes that may hold this golden's RAM already, from an earlier run."""
         self.golden = golden
         self.machine = machine
+        self.mode = Choice(mode="cow", reason="nothing was measured")
         name = f"{golden.digest}-{golden.build}"
         borrowed = (memory.borrow(pid, name) for pid in holders)
         held = next((fd for fd in borrowed if fd is not None), None)
@@ -169,8 +176,8 @@ class Loaded:
             os.open(image.disk, os.O_RDONLY | os.O_CLOEXEC),
             os.open(directory / "disk.qcow2", os.O_RDONLY | os.O_CLOEXEC),
         )
-        # Kept, not opened by name again: the directory may be built anew while this golden is in use, and the
-        # state of another build does not fit this RAM.
+        # In memory, so that no restore waits for the medium, and not opened by name again: the directory may be
+        # built anew while this golden is in use, and the state of another build does not fit this RAM.
         self._state = memory.load(directory / "state", f"{name}-state")
 
     def open_state(self) -> int:

@@ -21,6 +21,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -237,6 +238,12 @@ class ForkServer:
             link.close()
         if slot is None:
             return
+        # It ends with its socket. What it forked last may still be on the way into a cgroup of its own.
+        end = time.monotonic() + _ANSWER_DEADLINE
+        while self._cgroups.pids(slot.owner.cgroup) and time.monotonic() < end:
+            if process is not None:
+                process.poll()
+            time.sleep(0.005)
         destroy_owner(slot.owner, self._cgroups)
         if process is not None:
             process.wait()

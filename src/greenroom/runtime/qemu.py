@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import statistics
 import threading
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from greenroom.images.base import Image
 from greenroom.images.cache import publish
 from greenroom.images.commands import find
 from greenroom.runtime import golden as goldens
-from greenroom.runtime import guestclient, launcher, namespaces, places, probe
+from greenroom.runtime import guestclient, launcher, memory, modes, namespaces, places, probe
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine, qemu
 from greenroom.runtime.engine import (
@@ -43,11 +45,14 @@ from greenroom.runtime.places import Place, destroy_owner
 from greenroom.runtime.slots import Origin, Slot, Slots
 from greenroom.runtime.stock import Stock
 from greenroom.runtime.stocking import Wants
+from greenroom.runtime.threads import in_own_thread
 from greenroom.runtime.vm import Fence, QemuVm
 from greenroom.wire.messages import Size
 
 _log = logging.getLogger(__name__)
 _ADOPT_PARALLEL = 32
+_MEASURED = 3
+"""VMs of each restore mode that count when the modes are measured."""
 
 
 class QemuRuntime:
@@ -114,7 +119,8 @@ class QemuRuntime:
             _log.info(
                 "engine qemu %s on %s: %s", self._info.version, self._info.accelerator, self._info.reason
             )
-        return self._info
+        detail = {name: f"{loaded.mode.mode}: {loaded.mode.reason}" for name, loaded in self._goldens.items()}
+        return msgspec.structs.replace(self._info, detail=detail)
 
     def _probe(self, progress: Progress) -> EngineInfo:
         boot = base.boot_files(self._cache, progress)
@@ -150,8 +156,15 @@ class QemuRuntime:
                 raise SetupError(
                     f"size {size.name} wants a disk of {size.disk_mib} MiB, the image {template} has {image.disk_mib}"
                 )
-            loaded = await asyncio.to_thread(self._load_golden, name, image, machine, template, progress)
+            # In a thread of its own: a slow medium must not hold up the workers that start other VMs.
+            loaded = await in_own_thread(
+                lambda: self._load_golden(name, image, machine, template, progress), f"load {name}"
+            )
+            if name in self._goldens:  # it was asked for twice at the same time
+                loaded.close()
+                return self._goldens[name].golden
             self._goldens[name] = loaded
+            await self._choose_mode(loaded)
             self._stock.add(name, loaded)
         return self._goldens[name].golden
 
@@ -176,6 +189,45 @@ class QemuRuntime:
         golden = msgspec.json.decode((directory / "golden.json").read_bytes(), type=Golden)
         holders = [vm.pid for vm in self._vms.values() if vm.pid is not None and vm.state != "stopping"]
         return Loaded(golden, directory, image, machine, holders)
+
+    async def _choose_mode(self, loaded: Loaded) -> None:
+        """Settle how VMs of this golden get their RAM, by measuring it once for a golden, medium and kernel."""
+        wanted, measured = self._settings.restore_mode, None
+        if wanted == "auto":
+            memory_file = self._cache / "restore-modes.json"
+            what = modes.key(loaded.golden.digest, self._cache)
+            measured = modes.remembered(memory_file, what)
+            if measured is None:
+                try:
+                    costs = {mode: await self._cost(loaded, mode) for mode in modes.MODES}
+                except (RuntimeFailure, OSError) as error:
+                    _log.warning("the restore modes could not be measured: %s", error)
+                else:
+                    measured = modes.Measured(**costs)
+                    await asyncio.to_thread(modes.remember, memory_file, what, measured)
+        loaded.mode = modes.choose(wanted, measured)
+        _log.info(
+            "VMs of %s get their RAM by %s: %s", loaded.golden.digest, loaded.mode.mode, loaded.mode.reason
+        )
+
+    async def _cost(self, loaded: Loaded, mode: modes.Mode) -> modes.Cost:
+        """Restore a few VMs by `mode`, one after the other; the first brings files into memory and does not count."""
+        loaded.mode = modes.Choice(mode=mode, reason="it is being measured")
+        vms: list[QemuVm] = []
+        spans: list[float] = []
+        held: list[int] = []
+        try:
+            for _ in range(_MEASURED + 1):
+                began = time.perf_counter()
+                vm = await self.make_waiting(loaded, None)
+                vms.append(vm)
+                await vm.load()
+                spans.append((time.perf_counter() - began) * 1000)
+                # A file of the VM's own is its alone, also where nothing maps it.
+                held.append(_private_bytes(vm.pid) + (loaded.golden.ram_bytes if mode == "copy" else 0))
+        finally:
+            await asyncio.gather(*(vm.destroy() for vm in vms))
+        return modes.Cost(ms=statistics.median(spans[1:]), mib=statistics.median(held[1:]) / (1 << 20))
 
     async def _interruptible(self, building: Coroutine[Any, Any, None]) -> None:
         """Run `building` on this thread's loop so that `interrupt` can end it from another."""
@@ -227,14 +279,24 @@ class QemuRuntime:
 
     async def make_waiting(self, golden: Loaded, place: Place | None) -> QemuVm:
         """A QEMU in `place`, or in a new one, that waits for the state of `golden`. See `stock.Maker`."""
-        state = golden.open_state()
+        state, ram = golden.open_state(), golden.ram
+        own_ram = golden.mode.mode == "copy"
         try:
+            if own_ram:
+                try:
+                    ram = await in_own_thread(
+                        lambda: memory.copy(golden.ram, f"{golden.golden.digest}-copy"), "copy golden RAM"
+                    )
+                except BaseException:
+                    if place is not None:
+                        await asyncio.shield(self.drop_place(place))
+                    raise
             vm = await QemuVm.create(
                 self._fence,
                 golden.machine,
                 goldens.blank_overlay(self._cache, golden.machine.size.disk_mib),
-                lambda fds: qemu(golden.machine, fds),
-                ram=golden.ram,
+                lambda fds: qemu(golden.machine, fds, own_ram=own_ram),
+                ram=ram,
                 backing=golden.backing,
                 state=state,
                 qmp_deadline=self._settings.qmp_deadline,
@@ -242,6 +304,8 @@ class QemuRuntime:
             )
         finally:
             os.close(state)
+            if ram != golden.ram:
+                os.close(ram)
         try:
             await vm.prepare_load()
         except BaseException:
@@ -391,3 +455,10 @@ class QemuRuntime:
         self._close_goldens()
         if not any(self.left().values()):
             await asyncio.to_thread(self.release)
+
+
+def _private_bytes(pid: int | None) -> int:
+    """Bytes that only this process maps (smaps_rollup, proc(5)); anonymous ones, so a mapped file counts elsewhere."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    fields = {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
+    return int(fields["Anonymous"].split()[0]) * 1024

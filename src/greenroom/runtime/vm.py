@@ -102,6 +102,7 @@ class QemuVm:
         ram: int,
         backing: tuple[int, ...],
         state: int | None,
+        boot: tuple[int, int] | None = None,
         qmp_deadline: float,
         place: Place | None = None,
     ) -> QemuVm:
@@ -113,7 +114,9 @@ class QemuVm:
         slot = fence.slots.take() if place is None else place.slot
         vm = cls(fence, slot, qmp_deadline)
         launching = spawn(
-            asyncio.to_thread(vm._launch, machine, overlay_template, command, ram, backing, state, place),
+            asyncio.to_thread(
+                vm._launch, machine, overlay_template, command, ram, backing, state, boot, place
+            ),
             f"launch {vm.name}",
         )
         try:
@@ -138,6 +141,7 @@ class QemuVm:
         ram: int,
         backing: tuple[int, ...],
         state: int | None,
+        boot: tuple[int, int] | None,
         place: Place | None,
     ) -> None:
         """The blocking part of `create`, in a worker thread."""
@@ -167,6 +171,7 @@ class QemuVm:
                         overlay=place.overlay,
                         backing=backing,
                         state=state,
+                        boot=boot,
                     ),
                     uid=owner.uid,
                     netns=owner.netns,
