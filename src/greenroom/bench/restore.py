@@ -18,6 +18,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 import psutil
 
+from greenroom.bench import supply
 from greenroom.bench.bare import Bare, BareVm
 from greenroom.bench.lanes import in_lanes, unbroken
 from greenroom.bench.report import (
@@ -35,6 +36,7 @@ from greenroom.bench.report import (
 )
 from greenroom.bench.stages import Memory, StagedRuntime, Stages, memory_of
 from greenroom.bench.summaries import Ratio, Sample, Summary, compare, rate, summarise
+from greenroom.bench.supply import Figures, without_stock
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError, RuntimeFailure, SetupError
 from greenroom.runtime import golden as goldens
@@ -64,6 +66,10 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     starts: int
     """VMs of each of Greenroom's batches that are started afterwards, one after the other."""
+    held: int | None = None
+    """VMs alive while their memory is read, by default twice `count`; 0 leaves that out."""
+    held_memory_mib: int = 256
+    """Memory of each of these guests."""
 
     def check(self) -> None:
         """Raise SetupError for what this machine or user cannot do."""
@@ -155,6 +161,8 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     restores: list[RestoreRow]
     batches: list[BatchRow]
     starts: list[StartRow]
+    supply: Figures | None = None
+    """Rates against the bare loop, memory by restore mode, a cold boot."""
 
 
 class Records:
@@ -248,6 +256,7 @@ async def run(spec: RoleSpec, plan: RestorePlan, meter: Meter) -> RestoreReport:
     SetupError for what the machine lacks and RuntimeFailure when something could not be removed.
     """
     plan.check()
+    spec = without_stock(spec)
     runtime = StagedRuntime(spec)
     try:
         report = await _measure(runtime, spec, plan, meter)
@@ -299,7 +308,20 @@ async def _measure(runtime: StagedRuntime, spec: RoleSpec, plan: RestorePlan, me
                 for batch in sides if number % 2 else reversed(sides):
                     meter.say(f"round {number} of {plan.rounds}, {parallel} at a time")
                     await batch(records, plan.count, parallel, number, meter)
-    return summarise_run(finish(conditions), plan, records, golden.ram_bytes, golden.state_bytes)
+    held = 2 * plan.count if plan.held is None else plan.held
+    figures = await supply.measure(
+        runtime,
+        golden,
+        spec,
+        plan.template,
+        count=plan.count,
+        rounds=plan.rounds,
+        held=held,
+        held_memory_mib=plan.held_memory_mib,
+        meter=meter,
+    )
+    report = summarise_run(finish(conditions), plan, records, golden.ram_bytes, golden.state_bytes)
+    return msgspec.structs.replace(report, supply=figures)
 
 
 async def _start(runtime: StagedRuntime, vm: Vm, parallel: int, number: int) -> StartRow:
@@ -443,6 +465,7 @@ def tables(report: RestoreReport) -> list[Table]:
             [*SUMMARY_COLUMNS, "PSS MiB p50"],
             [[*summary_cells(report.answer_ms), cell(report.answered_pss_mib.p50)]],
         ),
+        *([] if report.supply is None else supply.tables(report.supply)),
     ]
 
 
@@ -454,6 +477,7 @@ def notes(report: RestoreReport) -> list[str]:
         "is paused",
         f"golden: {report.golden_ram_bytes >> 20} MiB of RAM shared by all, "
         f"{report.golden_state_bytes / 1024:.0f} KiB of state loaded by each",
+        *([] if report.supply is None else report.supply.notes),
     ]
 
 

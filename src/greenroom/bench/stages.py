@@ -8,6 +8,7 @@ the engine one day do without either, the stages read None and the whole is meas
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -15,10 +16,14 @@ import msgspec
 
 from greenroom.config import RoleSpec
 from greenroom.errors import RuntimeFailure
+from greenroom.runtime import golden as goldens
+from greenroom.runtime import guestclient, memory
 from greenroom.runtime.cgroups import Cgroups
+from greenroom.runtime.command import qemu
 from greenroom.runtime.engine import Golden, Vm
 from greenroom.runtime.golden import Loaded
 from greenroom.runtime.qemu import QemuRuntime
+from greenroom.runtime.stocking import Wants
 from greenroom.runtime.vm import QemuVm
 
 
@@ -53,6 +58,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     pss_mib: float
     private_mib: float
+    shared_file_mib: float = 0.0
+    """The part of `pss_mib` that lies in memory files (memfd_create(2)), such as a golden's RAM."""
 
 
 def memory_of(pid: int) -> Memory:
@@ -63,7 +70,11 @@ def memory_of(pid: int) -> Memory:
         if value.endswith(" kB"):
             found[name] = int(value.split()[0])
     private = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
-    return Memory(pss_mib=found.get("Pss", 0) / 1024, private_mib=private / 1024)
+    return Memory(
+        pss_mib=found.get("Pss", 0) / 1024,
+        private_mib=private / 1024,
+        shared_file_mib=found.get("Pss_Shmem", 0) / 1024,
+    )
 
 
 class _MarkingCgroups(Cgroups):
@@ -91,7 +102,7 @@ class _MarkingTable(dict[str, QemuVm]):
 
 
 class StagedRuntime(QemuRuntime):
-    """`QemuRuntime`, with `restore_staged` beside `restore`."""
+    """`QemuRuntime`, with `restore_staged` beside `restore`, a stock filled on demand and a cold boot."""
 
     def __init__(self, spec: RoleSpec) -> None:
         super().__init__(spec)
@@ -121,3 +132,37 @@ class StagedRuntime(QemuRuntime):
         marks = self._marking.marks if isinstance(self._marking, _MarkingCgroups) else {}
         spawned, answered = marks.get(vm.name.rpartition("-")[2]), self._table.marks.get(vm.name)
         return vm, Stages.between(began, spawned, answered, ended)
+
+    async def fill(self, count: int) -> None:
+        """Have `count` QEMUs waiting for the golden used last, and make no more until the next call."""
+        self._stock.want(Wants(places=0, waiting=count, most=count))
+        self._stock.hold(False)
+        await self._stock.filled()
+        self._stock.hold()
+
+    async def cold_boot(self, template: str, golden: Golden, deadline: float) -> float:
+        """Milliseconds from nothing to the first answer of a VM that boots the image as a golden does."""
+        image, loaded = self._images[template], self.loaded(golden)
+        ram = memory.new("greenroom-cold", golden.size.memory_mib << 20)
+        opened = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in (image.kernel, image.initramfs)]
+        began = time.perf_counter()
+        try:
+            vm = await QemuVm.create(
+                self._fence,
+                loaded.machine,
+                goldens.blank_overlay(self._cache, golden.size.disk_mib),
+                lambda fds: qemu(loaded.machine, fds),
+                ram=ram,
+                backing=loaded.backing[:1],
+                state=None,
+                boot=(opened[0], opened[1]),
+                qmp_deadline=self._settings.qmp_deadline,
+            )
+            try:
+                await guestclient.wait_ready(vm, deadline)
+                return (time.perf_counter() - began) * 1000
+            finally:
+                await vm.destroy()
+        finally:
+            for fd in (ram, *opened):
+                os.close(fd)

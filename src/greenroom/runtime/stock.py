@@ -152,9 +152,10 @@ class Stock(Generic[W, G]):
             else:
                 return
 
-    def hold(self) -> None:
-        """Begin nothing any more: the process is about to leave. May be called more than once."""
-        self._closing = True
+    def hold(self, on: bool = True) -> None:
+        """Begin nothing any more, as when the process is about to leave; `hold(False)` goes on."""
+        self._closing = on
+        self._kick.set()
 
     async def close(self) -> None:
         """Remove everything that is stocked."""
