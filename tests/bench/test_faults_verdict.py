@@ -25,7 +25,7 @@ MACHINE = "0123 ione"
 def kill(number: int = 1, **changes: Any) -> KillRow:
     row: dict[str, Any] = {
         "number": number, "at": 1.0, "aim": "claim", "pid": 7, "in_flight": {"create": 2, "kill": 0}, "held": 3,
-        "warm": 4, "half_made": 1, "hit": True, "up_s": 2.0, "command_s": 2.5,
+        "warm": 3, "half_made": 1, "hit": True, "up_s": 2.0, "command_s": 2.5,
     }  # fmt: skip
     return KillRow(**(row | changes))
 
@@ -168,10 +168,13 @@ def test_fewer_kills_than_asked_for_are_no_pass() -> None:
 
 def test_strays_are_vms_that_neither_a_claim_nor_a_pool_has() -> None:
     found = [VmOnHost("a", True), VmOnHost("b", False), VmOnHost("c", False)]
-    assert strays(found, {"a"}, 2) == []
-    assert strays(found, {"a"}, 3) == []
-    assert [stray.vm for stray in strays(found, set(), 2)] == ["a"]
-    assert [stray.vm for stray in strays(found, {"a"}, 1)] == ["b, c"]
-    assert [stray.vm for stray in strays(found, {"a", "d"}, 2)] == ["d"]
+    assert strays(found, {"a"}, 2, 0) == []
+    assert strays(found, {"a"}, 3, 0) == []
+    assert [stray.vm for stray in strays(found, set(), 2, 0)] == ["a"]
+    assert [stray.vm for stray in strays(found, {"a"}, 1, 0)] == ["b, c"]
+    assert [stray.vm for stray in strays(found, {"a", "d"}, 2, 0)] == ["d"]
     # A claim may have been given its VM a moment before the VM was marked.
-    assert strays(found, {"a", "b"}, 1) == []
+    assert strays(found, {"a", "b"}, 1, 0) == []
+    stock = [VmOnHost("e", False, whole=False), VmOnHost("f", False, whole=False)]
+    assert strays([*found, *stock], {"a"}, 2, 2) == []
+    assert [stray.vm for stray in strays([*found, *stock], {"a"}, 2, 1)] == ["e, f"]

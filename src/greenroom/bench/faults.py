@@ -2,10 +2,11 @@
 
 `run` works on a platform that somebody else started (`cli.bench_faults`) and takes down afterwards. Clients
 (`faults_load`) keep making, using and ending sandboxes through its entry. One sandbox more, the *witness*, is
-made first and lives through the whole run. Each kill is timed at random or at something that is under way; then
-the platform must come up again by itself, a command must come through to the witness, and every sandbox that a
-client was told of must be listed, reachable and the machine it was. Everything that can be drawn is drawn from
-the seed; what happens when is not repeatable, because kills race with the platform.
+made first and lives through the whole run; should it be lost, another takes its place. Each kill is timed at
+random or at something that is under way; then the platform must come up again by itself, a command must come
+through to the witness, and every sandbox that a client was told of must be listed, reachable and the machine it
+was. Everything that can be drawn is drawn from the seed; what happens when is not repeatable, because kills race
+with the platform.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import msgspec
 from greenroom.bench import faults_host as host
 from greenroom.bench.faults_load import Client, Command, Entry, Held, Ledger
 from greenroom.bench.faults_records import Aim, Answer, CheckRow, FaultPlan, KillRow, Records, Stray
+from greenroom.bench.faults_verdict import NOT_FOUND
 from greenroom.bench.lanes import in_lanes
 from greenroom.bench.report import Meter, reason
+from greenroom.config import Config
 from greenroom.errors import RuntimeFailure
 from greenroom.wire.tasks import spawn, stop
 
@@ -135,6 +138,8 @@ class Faults:
         number = 0
         again = False
         while number < self._plan.kills:
+            if self._witness is None or self._witness.state != "held":
+                self._witness = await self._keeper.create()
             aim: Aim = "restart" if again else self._random.choice(AIMS)
             if not again:
                 await self._wait_for(aim)
@@ -237,15 +242,19 @@ class Faults:
             await stop(up, command, checking)
         return msgspec.structs.replace(row, up_s=_rounded(up_s), command_s=_rounded(command_s))
 
-    async def _until_command(self, killed: float) -> float:
+    async def _until_command(self, killed: float) -> float | None:
+        """Seconds from `killed` to the end of a command; None when the witness is lost."""
         witness = self._witness
-        assert witness is not None  # noqa: S101
         attempt = 0
         while True:
             attempt += 1
+            if witness is None or witness.state != "held":
+                return None
             row = await self._entry.ask(0, witness, attempt)
             if row.outcome == "ok":
                 return time.monotonic() - killed
+            if row.status in NOT_FOUND:
+                witness.state = "lost"
             await asyncio.sleep(0.1)
 
     # Checking
@@ -273,13 +282,16 @@ class Faults:
                     continue
                 self._gone.add(name)
             answer, identity, error = answers.get(name, ("unasked", "", ""))
+            still = expected if expected == held.expected(now) else "open"
+            if still == "alive" and listed is not None and name not in listed:
+                held.state = "lost"
             self._rows.add(
                 CheckRow(
                     kill=kill,
                     at=round(self._entry.now(), 4),
                     key=held.key,
                     sandbox=name,
-                    expected=expected if expected == held.expected(now) else "open",
+                    expected=still,
                     listed=None if listed is None else name in listed,
                     answer=answer,
                     identity=identity,
@@ -324,7 +336,8 @@ class Faults:
             if row.outcome == "ok":
                 same = row.identity == (known or row.identity) and row.identity.endswith(held.sandbox_id)
                 return ("same" if same else "other"), row.identity, ""
-            if time.monotonic() > end or held.expected(time.monotonic()) != "alive":
+            late = time.monotonic() > end or held.expected(time.monotonic()) != "alive"
+            if late or row.status in NOT_FOUND:
                 return "silent", "", row.error
             await asyncio.sleep(0.2)
 
@@ -352,7 +365,7 @@ class Faults:
             look = await self._platform.look()
             found = await asyncio.to_thread(host.vms, self._platform.home)
             claims = await asyncio.to_thread(host.journalled, self._platform.home)
-            strays = host.strays(found, claims, look.warm)
+            strays = host.strays(found, claims, look.warm, Config().vm.stock_waiting)
             after = await self._platform.look()
             at_rest = (after.warm, after.starting) == (look.warm, look.starting) == (look.target, 0)
             if (at_rest and look.up and not strays and not claims) or time.monotonic() > end:

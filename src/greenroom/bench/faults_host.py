@@ -96,8 +96,9 @@ def journalled(home: Path) -> set[str]:
     return {str(row[0]) for row in rows}
 
 
-def strays(found: list[VmOnHost], claims: set[str], pooled: int) -> list[Stray]:
-    """VMs that nothing owns, when claims own those in `claims` and the pools say that they have `pooled`.
+def strays(found: list[VmOnHost], claims: set[str], pooled: int, stocked: int) -> list[Stray]:
+    """VMs that nothing owns, when claims own those in `claims`, the pools say that they have `pooled`, and the node
+    keeps up to `stocked` QEMUs that wait for what they will be restored from.
 
     A VM that was given to a claim is never pooled again, so that one which no claim has is a stray by name. Which
     of the others a pool has cannot be told from the outside; that there are more than the pools know of can.
@@ -111,7 +112,9 @@ def strays(found: list[VmOnHost], claims: set[str], pooled: int) -> list[Stray]:
         Stray(vm=name, why="the journal gives it to a claim, and nothing of it runs")
         for name in sorted(claims - {vm.name for vm in found})
     ]
-    waiting = sorted(vm.name for vm in found if not vm.claimed and vm.name not in claims)
-    if len(waiting) > pooled:
-        made.append(Stray(vm=", ".join(waiting), why=f"the pools know of only {pooled} of these"))
+    free = [vm for vm in found if not vm.claimed and vm.name not in claims]
+    for kind, whole, known in (("pools", True, pooled), ("stock", False, stocked)):
+        names = sorted(vm.name for vm in free if vm.whole == whole)
+        if len(names) > known:
+            made.append(Stray(vm=", ".join(names), why=f"the {kind} can own only {known} of these"))
     return made

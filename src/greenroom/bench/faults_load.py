@@ -71,7 +71,8 @@ class Held(msgspec.Struct, kw_only=True):
     """The earliest moment at which its time can be up."""
     ends_by: float
     """The latest."""
-    state: Literal["held", "ending", "killed"] = "held"
+    state: Literal["held", "ending", "killed", "lost"] = "held"
+    """`lost`: a check has told that it is not there; nothing more is expected of it."""
     identity: str = ""
 
     @property

@@ -44,7 +44,7 @@ class KillRow(msgspec.Struct, frozen=True, kw_only=True):
     warm: int
     """Warm members on the host."""
     half_made: int
-    """VMs whose process runs and that are no members yet: the pool was being filled."""
+    """VMs whose process runs and that are no members yet: being restored, or in stock for it."""
     hit: bool
     """Whether there was a process to kill."""
     up_s: float | None = None
@@ -160,6 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     kills_with_in_flight: dict[str, int]
     """Kills during which at least one request of this op was under way."""
     kills_during_refill: int
+    """Kills at which the pool had fewer warm members than it wants."""
     sandboxes: int
     """Creates that were answered with a sandbox."""
     checked: int

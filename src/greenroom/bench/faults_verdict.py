@@ -56,17 +56,21 @@ def find_faults(
 
 
 def _lost(requests: Iterable[RequestRow], checks: Iterable[CheckRow]) -> Iterable[Fault]:
-    for row in checks:
-        if row.expected != "alive":
-            continue
-        if row.listed is False:
-            yield Fault(kind="lost", what=f"{row.sandbox} is not listed", kill=row.kill)
-        if row.answer == "silent":
-            yield Fault(kind="unreachable", what=f"{row.sandbox}: {row.error}", kill=row.kill)
+    """Each sandbox once, by the first that showed it."""
+    lost: dict[str, Fault] = {}
     for request in requests:
         if request.must_exist and request.status in NOT_FOUND:
             what = f"{request.op} of {request.sandbox} was answered {request.status} at {request.end:.2f} s"
-            yield Fault(kind="lost", what=what)
+            lost.setdefault(request.sandbox, Fault(kind="lost", what=what))
+    for row in checks:
+        if row.expected == "alive" and row.listed is False:
+            lost.setdefault(
+                row.sandbox, Fault(kind="lost", what=f"{row.sandbox} is not listed", kill=row.kill)
+            )
+    yield from lost.values()
+    for row in checks:
+        if row.expected == "alive" and row.answer == "silent" and row.sandbox not in lost:
+            yield Fault(kind="unreachable", what=f"{row.sandbox}: {row.error}", kill=row.kill)
 
 
 def _changed(requests: Iterable[RequestRow], checks: Iterable[CheckRow]) -> Iterable[Fault]:
@@ -169,7 +173,7 @@ def judge(
         kills=sum(kill.hit for kill in kills),
         kills_by_aim=dict(Counter(kill.aim for kill in kills)),
         kills_with_in_flight=dict(flights),
-        kills_during_refill=sum(kill.half_made > 0 for kill in kills),
+        kills_during_refill=sum(kill.warm < plan.warm for kill in kills),
         sandboxes=len({row.sandbox for row in requests if row.op == "create" and row.outcome == "ok"}),
         checked=len(judged),
         checked_alive=sum(row.expected == "alive" for row in judged),
