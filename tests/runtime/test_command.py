@@ -59,9 +59,12 @@ def test_seccomp_is_complete() -> None:
 
 
 def test_the_fence_joins_the_cgroup_as_root_and_drops_privileges_last() -> None:
-    argv = fenced(CLONE, uid=4711, netns="gr-x-1", cgroup_files=[Path("/a b/cgroup.procs")], disk_mib=1024)
+    argv = fenced(CLONE, uid=4711, cgroup_files=[Path("/a b/cgroup.procs")], disk_mib=1024)
     line = " ".join(argv)
-    places = [line.index(word) for word in ("cgroup.procs", "nsenter", "prlimit", "setpriv", "/usr/bin/qemu")]
+    places = [
+        line.index(word)
+        for word in ("cgroup.procs", "ulimit -c 0", "ulimit -n 256", "ulimit -f", "setpriv", "/usr/bin/qemu")
+    ]
     assert places == sorted(places)
     assert "'/a b/cgroup.procs'" in line
     for word in ("--reuid=4711", "--regid=4711", "--clear-groups", "--no-new-privs", "--bounding-set=-all"):

@@ -94,6 +94,14 @@ class Cgroups:
         _write(cpu / "cpu.shares", limits.cpu_shares)
         _write(self._mounts["pids"] / path / "pids.max", limits.pids)
 
+    def weigh(self, path: str, cpu_shares: int) -> None:
+        """Give the cgroup another weight against others; 1024 is that of a normal process."""
+        if self.version == 2:
+            weight = max(1, min(10_000, cpu_shares * 100 // 1024))
+            _write(self.directories(path)[0] / "cpu.weight", weight)
+        else:
+            _write(self._mounts["cpu"] / path / "cpu.shares", cpu_shares)
+
     def _enable_down_to(self, path: str) -> None:
         """v2: a controller works in a child only when its parent passes it on."""
         wanted = " ".join(f"+{name}" for name in CONTROLLERS)

@@ -1,12 +1,12 @@
 """QEMU's command line, and the chain of small tools that fences it in before it is exec'ed.
 
-Where `launcher.ForkServer` is used, QEMU is forked behind the same fence instead. The chain's links are C programs
-of a Debian base system, in the order in which privileges are given up:
+Where `launcher.ForkServer` is used, QEMU is forked behind the same fence instead. The chain begins in the slot's
+network namespace (see `launcher.Chain`). Its links, C programs of a Debian base system, in the order in which
+privileges are given up:
 
-1. `sh`: as root, joins the slot's cgroups, so that nothing of the VM ever runs outside them;
-2. `nsenter`: enters the slot's network namespace;
-3. `prlimit`: no core dumps, few descriptors, files no larger than the disk may become;
-4. `setpriv`: the slot's own uid and gid, no groups, no capabilities, `no_new_privs`; then QEMU itself, which
+1. `sh`: as root, joins the slot's cgroups, so that nothing of the VM ever runs outside them, and bounds what
+   follows: no core dumps, few descriptors, files no larger than the disk may become;
+2. `setpriv`: the slot's own uid and gid, no groups, no capabilities, `no_new_privs`; then QEMU itself, which
    locks itself in further by seccomp.
 
 QEMU gets everything by inherited descriptor and needs no path in the state directory (which is 0700).
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from greenroom.runtime.namespaces import DIRECTORY, GUEST_MAC
+from greenroom.runtime.namespaces import GUEST_MAC
 from greenroom.wire.messages import Size
 
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -147,15 +147,13 @@ def _disk(number: int, kind: str, below: str, *, read_only: bool) -> list[str]:
     return argv
 
 
-def fenced(
-    argv: Sequence[str], *, uid: int, netns: str, cgroup_files: Sequence[Path], disk_mib: int
-) -> list[str]:
+def fenced(argv: Sequence[str], *, uid: int, cgroup_files: Sequence[Path], disk_mib: int) -> list[str]:
     """`argv` behind the chain that takes its privileges away."""
-    joins = " && ".join(f"echo $$ > {shlex.quote(str(path))}" for path in cgroup_files)
+    steps = [f"echo $$ > {shlex.quote(str(path))}" for path in cgroup_files]
+    # `ulimit -f` counts in blocks of 512 bytes (POSIX).
+    steps += ["ulimit -c 0", f"ulimit -n {DESCRIPTORS}", f"ulimit -f {largest_file(disk_mib) // 512}"]
     return [
-        "/bin/sh", "-c", f'{joins} && exec "$@"', "greenroom-vm",
-        "nsenter", f"--net={DIRECTORY / netns}", "--",
-        "prlimit", "--core=0", f"--nofile={DESCRIPTORS}", f"--fsize={largest_file(disk_mib)}", "--",
+        "/bin/sh", "-c", f'{" && ".join(steps)} && exec "$@"', "greenroom-vm",
         "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--inh-caps=-all",
         "--bounding-set=-all", "--",
         *argv,

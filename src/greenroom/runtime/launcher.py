@@ -30,6 +30,7 @@ import msgspec
 
 from greenroom.errors import RuntimeFailure, SetupError
 from greenroom.images.commands import run
+from greenroom.runtime import namespaces
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import DESCRIPTORS, Descriptors, fenced, largest_file
 from greenroom.runtime.places import destroy_owner
@@ -80,26 +81,33 @@ class Launcher(Protocol):
 
 
 class Chain:
-    """Execs QEMU behind `sh`, `nsenter`, `prlimit` and `setpriv` (see `command.fenced`)."""
+    """Execs QEMU behind `sh` and `setpriv` (see `command.fenced`), from a thread that is in its namespace already.
+
+    The child inherits the namespace of the thread that starts it, which spares one more program.
+    """
 
     def launch(self, order: Order) -> Launched:
         argv = fenced(
             order.command(order.fds),
             uid=order.uid,
-            netns=order.netns,
             cgroup_files=order.cgroup_files,
             disk_mib=order.disk_mib,
         )
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=order.log,
-            stderr=order.log,
-            pass_fds=order.fds.all(),
-            start_new_session=True,
-            cwd="/",
-            env=_ENVIRONMENT,
-        )
+
+        def start() -> subprocess.Popen[bytes]:
+            namespaces.enter(order.handle)
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=order.log,
+                stderr=order.log,
+                pass_fds=order.fds.all(),
+                start_new_session=True,
+                cwd="/",
+                env=_ENVIRONMENT,
+            )
+
+        child = namespaces.in_thread(start)
         return Launched(child.pid, os.pidfd_open(child.pid), order.fds, child)
 
     def close(self) -> None:

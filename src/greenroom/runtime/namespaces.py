@@ -179,6 +179,11 @@ def open_handle(name: str) -> int:
     return os.open(DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC)
 
 
+def enter(handle: int) -> None:
+    """Move the calling thread, which should be one that `in_thread` throws away, into the namespace."""
+    _check(_libc.setns(handle, _CLONE_NEWNET), "setns")
+
+
 _own: int | None = None
 
 

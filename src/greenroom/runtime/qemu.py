@@ -253,10 +253,12 @@ class QemuRuntime:
         with self._stock.restoring():
             vm = self._stock.take_waiting(golden.digest)
             if vm is None or not await self._loads(vm):
-                vm = await self.make_waiting(loaded, self._stock.take_place(golden.digest))
+                place = self._stock.take_place(golden.digest)
+                vm = await self.make_waiting(loaded, place, hurry=True)
                 self._vms[vm.name] = vm
                 try:
                     await vm.load()
+                    vm.slow_down(loaded.machine)
                 except BaseException:
                     await asyncio.shield(self.stop(vm))
                     raise
@@ -277,7 +279,7 @@ class QemuRuntime:
             raise
         return True
 
-    async def make_waiting(self, golden: Loaded, place: Place | None) -> QemuVm:
+    async def make_waiting(self, golden: Loaded, place: Place | None, *, hurry: bool = False) -> QemuVm:
         """A QEMU in `place`, or in a new one, that waits for the state of `golden`. See `stock.Maker`."""
         state, ram = golden.open_state(), golden.ram
         own_ram = golden.mode.mode == "copy"
@@ -301,6 +303,7 @@ class QemuRuntime:
                 state=state,
                 qmp_deadline=self._settings.qmp_deadline,
                 place=place,
+                hurry=hurry,
             )
         finally:
             os.close(state)

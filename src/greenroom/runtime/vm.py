@@ -31,6 +31,8 @@ from greenroom.runtime.slots import Slot, Slots
 from greenroom.wire.tasks import spawn
 
 _log = logging.getLogger(__name__)
+_NORMAL = 1024
+"""CPU weight of a normal process."""
 
 
 class Fence:
@@ -105,17 +107,19 @@ class QemuVm:
         boot: tuple[int, int] | None = None,
         qmp_deadline: float,
         place: Place | None = None,
+        hurry: bool = False,
     ) -> QemuVm:
         """Make a VM's process and connect to its QMP socket. The descriptors given stay the caller's.
 
-        A `place` made ahead is the VM's from the call on. Raises RuntimeFailure after everything that was made
-        has been removed again.
+        A `place` made ahead is the VM's from the call on. With `hurry` the process has a normal one's weight until
+        `slow_down`: no guest runs in it yet, and somebody waits for it. Raises RuntimeFailure after everything
+        that was made has been removed again.
         """
         slot = fence.slots.take() if place is None else place.slot
         vm = cls(fence, slot, qmp_deadline)
         launching = spawn(
             asyncio.to_thread(
-                vm._launch, machine, overlay_template, command, ram, backing, state, boot, place
+                vm._launch, machine, overlay_template, command, ram, backing, state, boot, place, hurry
             ),
             f"launch {vm.name}",
         )
@@ -143,6 +147,7 @@ class QemuVm:
         state: int | None,
         boot: tuple[int, int] | None,
         place: Place | None,
+        hurry: bool,
     ) -> None:
         """The blocking part of `create`, in a worker thread."""
         owner, fence = self._slot.owner, self._fence
@@ -152,6 +157,8 @@ class QemuVm:
             )
         with contextlib.ExitStack() as stack:
             stack.callback(place.close)
+            if hurry:
+                fence.cgroups.weigh(owner.cgroup, _NORMAL)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             stack.callback(listener.close)
             with _short_path(self._slot.directory) as short:
@@ -256,6 +263,10 @@ class QemuVm:
         if self._client is not None:
             self._client.send_fd_scm(fd)
         await self.execute("getfd", {"fdname": name})
+
+    def slow_down(self, machine: Machine) -> None:
+        """Give the process the weight of a VM, before a guest runs in it."""
+        self._fence.cgroups.weigh(self._slot.owner.cgroup, self._fence.limits(machine).cpu_shares)
 
     async def load(self) -> None:
         """Load the device state that the VM was created with; it stands paused then. Works once.
