@@ -98,10 +98,13 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds for one QMP command."""
     cpu_model_tcg: str = "Nehalem"
     """SSE4.2 without AVX, which is dear to emulate (hashing 1.9 times faster than with `max`)."""
+    tcg_cache_mib: Positive = 256
+    """Translated code that one VM keeps under TCG, MiB, counted into its memory limit on top of the rest. QEMU would
+    let it grow to 1 GiB; below 128 a guest that runs Python translates the same code again and again."""
     uid_base: Positive = 200_000
     """First uid of the range from which each VM gets one of its own; no account may lie in it."""
     memory_overhead_mib: Count = 192
-    """Added to twice the guest's RAM for the cgroup limit: QEMU's own heap and translation cache."""
+    """Added to twice the guest's RAM for the cgroup limit: QEMU's own heap."""
     pids_max: Positive = 128
     """Threads of one QEMU; it runs on 5 to 8."""
     cpu_headroom: Amount = 0.25
@@ -117,13 +120,6 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """QEMUs started ahead for each golden, waiting for their state; each holds about 16 MB. 0 for none."""
     stock_most: Count = 32
     """Bound of both together, over all goldens of a node; the golden used longest ago goes without first."""
-    launcher: Literal["exec", "fork"] = "exec"
-    """`exec` starts each QEMU for itself, with an address layout of its own. `fork` starts them from one that is
-    linked already: 12 ms and 4 MB less for each, but up to `launcher_forks` VMs share one layout. It needs gcc."""
-    launcher_forks: Positive = 128
-    """VMs that share an address layout, before the one they are forked from is renewed."""
-    huge_pages: bool = False
-    """With `fork`: let QEMU back its heap and translation cache by huge pages; 4 MB more for each paused VM."""
     cache_keep_days: Length = 14.0
     """Days after which an image or golden that nobody has in use is removed from the cache."""
 

@@ -61,7 +61,6 @@ def test_a_benchmark_makes_no_stock_of_its_own_accord() -> None:
     spec = RoleSpec(role="node", replica=0, state_dir="/nowhere", cache_dir="/nowhere", config=Config())
     found = supply.without_stock(spec).config.vm
     assert (found.stock_slots, found.stock_waiting) == (0, 0)
-    assert found.launcher == spec.config.vm.launcher
 
 
 def test_the_loop_is_where_the_benchmark_looks_for_it() -> None:

@@ -25,7 +25,7 @@ def value(argv: list[str], option: str) -> str:
     return argv[argv.index(option) + 1]
 
 
-@pytest.mark.parametrize("option", ["-machine", "-cpu", "-smp", "-m", "-rtc", "-sandbox"])
+@pytest.mark.parametrize("option", ["-machine", "-accel", "-cpu", "-smp", "-m", "-rtc", "-sandbox"])
 def test_golden_and_clone_are_the_same_machine(option: str) -> None:
     assert value(GOLDEN, option) == value(CLONE, option)
 

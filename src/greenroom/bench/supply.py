@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -33,7 +32,7 @@ SETTLE = 1.0
 ANSWER_DEADLINE = 60.0
 LOOP_DEADLINE = 600.0
 COLD_DEADLINE = 240.0
-Supply = Literal["loop", "nothing", "nothing, forked", "stock"]
+Supply = Literal["loop", "nothing", "stock"]
 
 
 class RateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,32 +133,18 @@ async def _rates(
     notes: list[str],
 ) -> list[RateRow]:
     rows: list[RateRow] = []
-    forking: StagedRuntime | None = None
-    if shutil.which("gcc"):
-        place = msgspec.structs.replace(spec, state_dir=f"{spec.state_dir}/forking")
-        forking = StagedRuntime(vm_settings(place, launcher="fork", restore_mode="cow"))
-    else:
-        notes.append("no gcc: forked QEMUs were not measured")
     script = loop_script()
     if script is None:
         notes.append("not run from a checkout: no bare loop to compare with")
-    try:
-        if forking is not None:
-            await forking.snapshot_golden(template, golden.size, lambda _step, _done: None)
-        for number in range(1, rounds + 1):
-            if script is not None:
-                meter.say(f"round {number} of {rounds}: the bare loop")
-                rows += await _loop(script, golden.size, spec, count, number)
-            for lanes in LANES:
-                meter.say(f"round {number} of {rounds}: {lanes} at a time, from nothing and from a stock")
-                rows.append(await _batch(runtime, golden, "nothing", count, lanes, number))
-                if forking is not None:
-                    rows.append(await _batch(forking, golden, "nothing, forked", count, lanes, number))
-                await runtime.fill(count)
-                rows.append(await _batch(runtime, golden, "stock", count, lanes, number))
-    finally:
-        if forking is not None:
-            await unbroken(forking.close(), "close the forking engine")
+    for number in range(1, rounds + 1):
+        if script is not None:
+            meter.say(f"round {number} of {rounds}: the bare loop")
+            rows += await _loop(script, golden.size, spec, count, number)
+        for lanes in LANES:
+            meter.say(f"round {number} of {rounds}: {lanes} at a time, from nothing and from a stock")
+            rows.append(await _batch(runtime, golden, "nothing", count, lanes, number))
+            await runtime.fill(count)
+            rows.append(await _batch(runtime, golden, "stock", count, lanes, number))
     return rows
 
 

@@ -1,8 +1,7 @@
 """QEMU's command line, and the chain of small tools that fences it in before it is exec'ed.
 
-Where `launcher.ForkServer` is used, QEMU is forked behind the same fence instead. The chain begins in the slot's
-network namespace (see `launcher.Chain`). Its links, C programs of a Debian base system, in the order in which
-privileges are given up:
+The chain begins in the slot's network namespace (see `launcher.launch`). Its links, C programs of a Debian base
+system, in the order in which privileges are given up:
 
 1. `sh`: as root, joins the slot's cgroups, so that nothing of the VM ever runs outside them, and bounds what
    follows: no core dumps, few descriptors, files no larger than the disk may become;
@@ -36,6 +35,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str
     cpu_model: str
     size: Size
+    tcg_cache_mib: int = 256
+    """Bound of the translation cache, where there is one; QEMU's own default is 1 GiB."""
 
 
 class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,21 +56,6 @@ class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
     def all(self) -> tuple[int, ...]:
         rest = () if self.state is None else (self.state,)
         return (self.ram, self.qmp, self.tap, self.overlay, *self.backing, *rest, *(self.boot or ()))
-
-    def placed_from(self, first: int) -> Descriptors:
-        """The same files under consecutive numbers from `first` on, in the order of `all`."""
-        after = first + 4 + len(self.backing)
-        return Descriptors(
-            ram=first,
-            qmp=first + 1,
-            tap=first + 2,
-            overlay=first + 3,
-            backing=tuple(range(first + 4, after)),
-            state=None if self.state is None else after,
-            boot=None
-            if self.boot is None
-            else (after + (self.state is not None), after + (self.state is not None) + 1),
-        )
 
 
 def largest_file(disk_mib: int) -> int:
@@ -92,7 +78,8 @@ def qemu(machine: Machine, fds: Descriptors, *, own_ram: bool = False) -> list[s
         # A guest that reboots would come up as a machine that nobody has introduced: let it end instead.
         "-no-reboot",
         "-display", "none",
-        "-machine", f"pc,accel={machine.accelerator},memory-backend=ram,usb=off,suppress-vmdesc=on",
+        "-machine", "pc,memory-backend=ram,usb=off,suppress-vmdesc=on",
+        "-accel", "kvm" if machine.accelerator == "kvm" else f"tcg,tb-size={machine.tcg_cache_mib}",
         "-cpu", machine.cpu_model,
         "-smp", str(size.cpus),
         "-m", f"{size.memory_mib}M",

@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from pyroute2 import IPRoute
+
 from greenroom.errors import SetupError
-from greenroom.runtime import netlink
 
 GUEST_ADDRESS = "10.0.2.15"
 HOST_ADDRESS = "10.0.2.2"
@@ -110,11 +111,11 @@ def _create(name: str) -> int:
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", b"tap0", flags))
         index = socket.if_nametoindex("tap0")
-        netlink.apply(
-            netlink.link_up(index, HOST_MAC),
-            netlink.address(index, HOST_ADDRESS, 24),
-            netlink.neighbour(index, GUEST_ADDRESS, GUEST_MAC),
-        )
+        with IPRoute() as route:
+            route.link("set", index=index, address=HOST_MAC)
+            route.addr("add", index=index, address=HOST_ADDRESS, prefixlen=24)
+            route.link("set", index=index, state="up")
+            route.neigh("add", dst=GUEST_ADDRESS, lladdr=GUEST_MAC, ifindex=index, state="permanent")
     except BaseException:
         os.close(tap)
         raise

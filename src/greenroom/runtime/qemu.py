@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import statistics
-import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -26,7 +25,7 @@ from greenroom.images.base import Image
 from greenroom.images.cache import publish
 from greenroom.images.commands import find
 from greenroom.runtime import golden as goldens
-from greenroom.runtime import guestclient, launcher, memory, modes, namespaces, places, probe
+from greenroom.runtime import guestclient, memory, modes, namespaces, places, probe
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine, qemu
 from greenroom.runtime.engine import (
@@ -40,7 +39,6 @@ from greenroom.runtime.engine import (
     quiet,
 )
 from greenroom.runtime.golden import Loaded
-from greenroom.runtime.launcher import Launcher
 from greenroom.runtime.places import Place, destroy_owner
 from greenroom.runtime.slots import Origin, Slot, Slots
 from greenroom.runtime.stock import Stock
@@ -64,9 +62,7 @@ class QemuRuntime:
         self._cache = spec.cache
         spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._slots = Slots(spec.home, self._settings.uid_base)
-        self._fence = Fence(self._slots, Cgroups.detect(), self._limits, self._launcher_for)
-        self._launcher: Launcher | None = None
-        self._launcher_lock = threading.Lock()
+        self._fence = Fence(self._slots, Cgroups.detect(), self._limits)
         self._images: dict[str, Image] = {}
         self._goldens: dict[str, Loaded] = {}
         self._vms: dict[str, QemuVm] = {}
@@ -87,27 +83,13 @@ class QemuRuntime:
         """Whether the host has so much memory that some of it may go into the stock."""
         return psutil.virtual_memory().available >> 20 > self._spec.config.pools.memory_floor_mib
 
-    def _launcher_for(self, machine: Machine) -> Launcher:
-        """The launcher of this node, made at the first call. Blocks."""
-        with self._launcher_lock:
-            if self._launcher is None:
-                self._launcher = launcher.choose(
-                    self._settings.launcher,
-                    self._cache,
-                    self._slots,
-                    self._fence.cgroups,
-                    machine.binary,
-                    forks=self._settings.launcher_forks,
-                    huge_pages=self._settings.huge_pages,
-                )
-            return self._launcher
-
     def _limits(self, machine: Machine) -> Limits:
         size, settings = machine.size, self._settings
+        cache = 0 if machine.accelerator == "kvm" else machine.tcg_cache_mib
         return Limits(
             # Twice, because the first VM to touch a page that is a hole in the golden's RAM is charged for that
             # page and for its own copy of it. It happens once for each page of a golden, whoever comes first.
-            memory=(2 * size.memory_mib + settings.memory_overhead_mib) << 20,
+            memory=(2 * size.memory_mib + settings.memory_overhead_mib + cache) << 20,
             cpus=size.cpus + settings.cpu_headroom,
             pids=settings.pids_max,
             cpu_shares=settings.cpu_shares,
@@ -148,6 +130,7 @@ class QemuRuntime:
             binary=find(probe.BINARY),
             accelerator=info.accelerator,
             cpu_model="host" if info.accelerator == "kvm" else self._settings.cpu_model_tcg,
+            tcg_cache_mib=self._settings.tcg_cache_mib,
             size=size,
         )
         name = goldens.key(image, machine, info.version)
@@ -403,14 +386,8 @@ class QemuRuntime:
     async def detach(self) -> None:
         await self._stock.close()
         await asyncio.gather(*(vm.detach() for vm in self._vms.values()))
-        await self._close_launcher()
         self._vms.clear()
         self._close_goldens()
-
-    async def _close_launcher(self) -> None:
-        if self._launcher is not None:
-            await asyncio.to_thread(self._launcher.close)
-            self._launcher = None
 
     def _close_goldens(self) -> None:
         for loaded in self._goldens.values():
@@ -454,7 +431,6 @@ class QemuRuntime:
     async def close(self) -> None:
         await self._stock.close()
         await asyncio.gather(*(self.stop(vm) for vm in list(self._vms.values())))
-        await self._close_launcher()
         self._close_goldens()
         if not any(self.left().values()):
             await asyncio.to_thread(self.release)

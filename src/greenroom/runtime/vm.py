@@ -25,7 +25,7 @@ from greenroom.runtime import namespaces, places
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Descriptors, Machine
 from greenroom.runtime.engine import VmInfo
-from greenroom.runtime.launcher import Launcher, Order
+from greenroom.runtime.launcher import Order, launch
 from greenroom.runtime.places import Place, destroy_owner
 from greenroom.runtime.slots import Slot, Slots
 from greenroom.wire.tasks import spawn
@@ -36,19 +36,12 @@ _NORMAL = 1024
 
 
 class Fence:
-    """What all VMs of a node share: slots, cgroup hierarchies, limits, and how QEMUs are started."""
+    """What all VMs of a node share: slots, cgroup hierarchies, limits."""
 
-    def __init__(
-        self,
-        slots: Slots,
-        cgroups: Cgroups,
-        limits: Callable[[Machine], Limits],
-        launcher: Callable[[Machine], Launcher],
-    ) -> None:
+    def __init__(self, slots: Slots, cgroups: Cgroups, limits: Callable[[Machine], Limits]) -> None:
         self.slots = slots
         self.cgroups = cgroups
         self.limits = limits
-        self.launcher = launcher
 
 
 class QemuVm:
@@ -168,7 +161,7 @@ class QemuVm:
             log = os.open(self._slot.directory / "qemu.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, log)
             self._handle = place.take_handle()
-            launched = fence.launcher(machine).launch(
+            self._process = launch(
                 Order(
                     command=command,
                     fds=Descriptors(
@@ -181,15 +174,15 @@ class QemuVm:
                         boot=boot,
                     ),
                     uid=owner.uid,
-                    netns=owner.netns,
                     handle=self._handle,
                     cgroup_files=fence.cgroups.join_files(owner.cgroup),
                     disk_mib=machine.size.disk_mib,
                     log=log,
                 )
             )
-            self._process, self._pid, self._pidfd = launched.child, launched.pid, launched.pidfd
-            self._state_fd = launched.fds.state
+            self._pid = self._process.pid
+            self._pidfd = os.pidfd_open(self._pid)
+            self._state_fd = state
 
     @classmethod
     async def adopt(cls, fence: Fence, slot: Slot, qmp_deadline: float) -> QemuVm | None:
@@ -357,6 +350,10 @@ class QemuVm:
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
+        if self._process is not None and self._process.poll() is None:
+            # By its pid first: started a moment ago, it may not have joined the cgroup yet.
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
         await asyncio.to_thread(destroy_owner, self._slot.owner, self._fence.cgroups)
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
