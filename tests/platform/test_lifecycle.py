@@ -20,11 +20,16 @@ pytestmark = [pytest.mark.vm, pytest.mark.fault]
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+def fresh(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Platform]:
     """A platform of the test's own; whatever the test does to it, it is down at the end and nothing is left."""
     if os.geteuid() != 0:
         pytest.skip("microVMs need root: namespaces, uids and cgroups")
     platform = Platform(tmp_path / "state")
+    if "stocked" not in request.fixturenames:
+        # Without a stock every QEMU is a member or a sandbox, so that they can be counted.
+        platform.settings += "[vm]\nstock_slots = 0\nstock_waiting = 0\n"
     platform.up("--warm", "2")
     for name in [name for name in os.environ if name.startswith("E2B_")]:
         monkeypatch.delenv(name)
@@ -35,6 +40,11 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]
     finally:
         platform.down()
     assert platform.leftovers() == {}
+
+
+@pytest.fixture
+def stocked() -> None:
+    """Lets `fresh` keep the stock of places and waiting QEMUs that it has by default."""
 
 
 def until(condition, deadline: float = 60.0) -> None:
@@ -138,3 +148,19 @@ def test_a_second_platform_on_the_machine_is_left_alone(fresh: Platform, tmp_pat
         assert box.commands.run("echo still here").stdout == "still here\n"
     finally:
         second.down()
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGHUP], ids=["down", "killed", "upgraded"])
+def test_the_stock_goes_with_its_node(stocked: None, fresh: Platform, number: signal.Signals | None) -> None:
+    box = Sandbox.create(timeout=300)
+    # One sandbox, two members, two waiting.
+    until(lambda: len(fresh.vm_pids()) >= 5)
+    old = fresh.pid("node-0")
+    assert old is not None
+    if number is not None:
+        os.kill(old, number)
+        until(lambda: fresh.pid("node-0") not in (old, None) and fresh.status()["state"] == "up")
+        assert box.commands.run("echo still here").stdout == "still here\n"
+        until(lambda: len(fresh.vm_pids()) == 5)
+    fresh.down()
+    assert fresh.leftovers() == {}
