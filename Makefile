@@ -4,7 +4,7 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
-SOURCES := src tests
+SOURCES := src tests bench
 
 .PHONY: help setup dev run test lint format bench faults lock clean
 
