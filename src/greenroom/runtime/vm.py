@@ -249,7 +249,7 @@ class QemuVm:
             async with asyncio.timeout(self._deadline):
                 return await self._client.execute(command, arguments)
         except (QMPError, OSError, TimeoutError) as error:
-            raise RuntimeFailure(f"QMP {command} failed: {error or type(error).__name__}") from error
+            raise RuntimeFailure(f"QMP {command} failed: {str(error) or type(error).__name__}") from error
 
     async def give(self, name: str, fd: int) -> None:
         """Hand a descriptor to QEMU under a name. Needs asyncio's own loop: uvloop's sockets cannot pass any."""
