@@ -355,8 +355,6 @@ class QemuVm:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         await asyncio.to_thread(destroy_owner, self._slot.owner, self._fence.cgroups)
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
         await self._disconnect()
         self._fence.slots.give_back(self._slot)
         self.state = "stopped"
