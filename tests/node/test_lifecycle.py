@@ -10,6 +10,7 @@ from greenroom.node.lifecycle import (
     UNCONFIRMED,
     VM_GONE,
     Changed,
+    ClockStepped,
     Confirm,
     End,
     Event,
@@ -73,12 +74,21 @@ def test_a_time_out_shorter_than_the_confirmation_counts() -> None:
     assert after(fresh(ends_at=2.0), (2.0, Tick()))[1] == End(TIME_UP)
 
 
+def test_a_clock_that_is_set_moves_the_deadlines_before_time_decides() -> None:
+    life, outcome = after(fresh(), (3600.0, ClockStepped(3590)))
+    assert (outcome, life.confirm_by, life.ends_at) == (Changed(), 3610.0, 3890.0)
+    assert after(life, (3609.0, Confirm()))[1] == Changed()
+    back, _ = after(fresh(), (1.0, Confirm()), (-3600.0, ClockStepped(-3601)))
+    assert after(back, (-3302.0, Tick()))[1] == Unchanged()
+    assert after(back, (-3301.0, Tick()))[1] == End(TIME_UP)
+
+
 def test_an_ended_one_stays_ended() -> None:
     ended, outcome = after(fresh(), (1.0, VmEnded()))
     assert outcome == End(VM_GONE)
     for event in (Confirm(), Renew(10), Release("again")):
         assert ended.handle(event, 2.0) == (ended, Refused())
-    for event in (Tick(), VmEnded()):
+    for event in (Tick(), VmEnded(), ClockStepped(3600)):
         assert ended.handle(event, 2.0) == (ended, Unchanged())
 
 
@@ -91,6 +101,7 @@ class EveryInterleaving(RuleBasedStateMachine):
         self.life = fresh(confirm_by=20.0, ends_at=60.0)
         self.ends = 0
         self.confirmed = False
+        self.stepped = 0.0
         self.story: list[tuple[float, Event, Outcome]] = []
 
     def feed(self, event: Event) -> Outcome:
@@ -104,7 +115,7 @@ class EveryInterleaving(RuleBasedStateMachine):
             assert self.life.phase == "ended"
             if outcome.reason == UNCONFIRMED:
                 assert not self.confirmed
-                assert self.now >= 20.0
+                assert self.now - self.stepped >= 20.0 - 1e-6
             if outcome.reason == TIME_UP:
                 assert self.now >= before.ends_at
         elif before.phase == "ended":
@@ -134,6 +145,18 @@ class EveryInterleaving(RuleBasedStateMachine):
             assert before.phase == "running"
             assert self.life.ends_at >= self.now
             assert not extend_only or self.life.ends_at > before.ends_at
+
+    @rule(step=st.floats(-1000, 1000))
+    def the_clock_is_set(self, step: float) -> None:
+        """Its time is as long as before: `now` and every deadline move alike."""
+        left = None if (due := self.life.due()) is None else due - self.now
+        self.now += step
+        self.stepped += step
+        self.feed(ClockStepped(step))
+        due = self.life.due()
+        assert (due is None) == (left is None)
+        if due is not None and left is not None:
+            assert abs(due - self.now - left) < 1e-6
 
     @rule()
     def release(self) -> None:

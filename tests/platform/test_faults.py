@@ -127,6 +127,48 @@ def test_a_frozen_vm_does_not_hold_up_others_and_can_be_killed(sdk: Platform) ->
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("hours", [30, -30])
+def test_a_clock_that_is_set_ends_nothing_and_guests_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("microVMs need root: namespaces, uids and cgroups")
+    step = tmp_path / "step"
+    step.write_text("0", encoding="ascii")
+    monkeypatch.setenv("GREENROOM_TEST_CLOCK", str(step))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "support" / "steppedclock"))
+    platform = Platform(tmp_path / "state")
+    platform.up("--warm", "1")
+    try:
+        for name, value in platform.env().items():
+            monkeypatch.setenv(name, value)
+        box = Sandbox.create(timeout=300)
+        before = box.get_info()
+        replace(step, str(hours * 3600))
+
+        def guest_is_ahead_by_hours() -> bool:
+            guest = float(box.commands.run("date +%s.%N").stdout)
+            return abs(guest - time.time() - hours * 3600) < 60
+
+        until(guest_is_ahead_by_hours)
+        after = box.get_info()
+        assert (after.end_at - before.end_at).total_seconds() == pytest.approx(hours * 3600, abs=1)
+        assert after.end_at - after.started_at == before.end_at - before.started_at
+        box.set_timeout(1)
+        until(lambda: box.sandbox_id not in listed())
+        with Sandbox.create(timeout=60) as another:
+            assert another.commands.run("echo on").stdout == "on\n"
+    finally:
+        platform.down()
+    assert platform.leftovers() == {}
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that nobody reads half of it."""
+    path.with_suffix(".new").write_text(text, encoding="ascii")
+    path.with_suffix(".new").rename(path)
+
+
 def test_a_damaged_golden_is_made_anew_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

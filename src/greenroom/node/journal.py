@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from greenroom.errors import SetupError, TemporaryError
+from greenroom.node.clock import Reference
 from greenroom.node.metrics import committed
 from greenroom.wire.ids import new_node_code
 from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox
@@ -170,6 +171,33 @@ class Journal:
         """What `save_pools` remembered; empty at first."""
         row = self._run("SELECT value FROM facts WHERE name='pools'").fetchone()
         return [] if row is None else msgspec.json.decode(row[0], type=list[PoolSpec])
+
+    def clock(self) -> Reference | None:
+        """The clock that the journal's times go by, or None before the first `restamp`."""
+        row = self._run("SELECT value FROM facts WHERE name='clock'").fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=Reference)
+
+    def restamp(self, clock: Reference, sandboxes: dict[str, Sandbox]) -> None:
+        """The clock was set, or this is another boot: its times go by `clock` from now on. All or nothing.
+
+        `sandboxes` are the live ones by key, with the times they have now.
+        """
+        before = self.clock()
+        step = clock.offset - before.offset if before is not None and before.boot == clock.boot else 0.0
+        self._run("BEGIN IMMEDIATE")
+        try:
+            self._run("UPDATE claims SET changed_at=changed_at+?", (step,))
+            for key, sandbox in sandboxes.items():
+                self._run("UPDATE claims SET record=? WHERE key=?", (msgspec.json.encode(sandbox), key))
+            self._run(
+                "INSERT INTO facts VALUES ('clock', ?) ON CONFLICT (name) DO UPDATE SET value=excluded.value",
+                (msgspec.json.encode(clock).decode(),),
+            )
+            self._run("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.rollback()
+            raise
 
     def forget(self, before: float) -> int:
         """Drop claims that ended before this time. Returns how many."""

@@ -22,6 +22,7 @@ from greenroom.config import Config
 from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, SandboxEnded, UnknownSandbox
 from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
+from greenroom.node.clock import NodeClock
 from greenroom.node.deadlines import Deadlines
 from greenroom.node.journal import Entry, Journal, digest_of
 from greenroom.node.warmer import Warmer
@@ -32,6 +33,8 @@ from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
+_LOOK_AT_CLOCK = 5.0
+"""Seconds after which a wall clock that was set is noticed at the latest."""
 _ATTEMPTS = 2
 """Members a claim may use up: one whose guest does not come up is destroyed and another is tried."""
 
@@ -81,8 +84,11 @@ class Keeper:
         warmer: Warmer,
         journal: Journal,
         config: Config,
+        clock: NodeClock | None = None,
     ) -> None:
         self._name = name
+        self._clock = clock or NodeClock()
+        self._stamped = self._clock.reference
         self._runtime = runtime
         self._warmer = warmer
         self._journal = journal
@@ -104,16 +110,20 @@ class Keeper:
         The journal says which sandboxes there were, `found` which VMs still live. A sandbox whose VM is gone
         has ended; a claim that was not answered yet is undone: its VM is among those returned.
         """
+        step = self._clock.step_since(self._journal.clock())
         undone = self._journal.abort_pending()
         by_vm = {adopted.vm.name: adopted for adopted in found}
         kept = lost = 0
         for entry, vm_name in self._journal.running():
             adopted = by_vm.pop(vm_name, None)
             if adopted is None or entry.sandbox is None:
-                self._journal.end(entry.key, "its VM was gone when the node came back", time.time())
+                self._journal.end(entry.key, "its VM was gone when the node came back", self._clock.now())
                 lost += 1
                 continue
-            self._enter(Live(entry.key, entry.sandbox, adopted.vm))
+            live = Live(entry.key, entry.sandbox, adopted.vm)
+            if step:
+                self._move(live, step)
+            self._enter(live)
             kept += 1
         for outcome, number in (("kept", kept), ("lost", lost), ("undone", undone), ("spare", len(by_vm))):
             counted.ADOPTED.labels(outcome).inc(number)
@@ -121,7 +131,58 @@ class Keeper:
             _log.warning(
                 "of an earlier run: %d sandboxes go on, %d are gone, %d claims undone", kept, lost, undone
             )
+        self._stamped = self._clock.reference
+        self._restamp()
+        if step:
+            self._tell_of(step)
         return list(by_vm.values())
+
+    def _now(self) -> float:
+        """Unix seconds; deadlines have been moved with the wall clock if it was set since the last call."""
+        if step := self._clock.take_step():
+            for live in self._live.values():
+                self._move(live, step)
+                self._set_deadline(live)
+            self._restamp()
+            self._tell_of(step)
+        return self._clock.now()
+
+    def _move(self, live: Live, step: float) -> None:
+        """Move one sandbox's times by `step` seconds, in memory."""
+        live.life, _ = live.life.handle(lifecycle.ClockStepped(step), 0.0)
+        sandbox = live.sandbox
+        live.sandbox = msgspec.structs.replace(
+            sandbox,
+            started_at=sandbox.started_at + step,
+            ends_at=sandbox.ends_at + step,
+            confirm_by=None if sandbox.confirm_by is None else sandbox.confirm_by + step,
+        )
+
+    def _restamp(self) -> None:
+        """Let the journal's times go by the clock as it is. Where that fails the reaper tries again."""
+        try:
+            self._journal.restamp(
+                self._clock.reference, {live.key: live.sandbox for live in self._live.values()}
+            )
+        except GreenroomError as error:
+            _log.error("that the clock was set could not be written down: %s", error.message)
+        else:
+            self._stamped = self._clock.reference
+
+    def _tell_of(self, step: float) -> None:
+        counted.CLOCK_STEPS.inc()
+        _log.warning("the wall clock was set by %+.3f s; deadlines were moved with it", step)
+        for live in self._live.values():
+            if not live.ending:
+                spawn(self._set_guest_clock(live), f"clock of {live.sandbox_id}")
+
+    async def _set_guest_clock(self, live: Live) -> None:
+        """A guest's clock runs on by itself: give it the right time as at its hand-over."""
+        with contextlib.suppress(GreenroomError):
+            async with self._handovers:
+                await self._runtime.introduce(
+                    live.vm, Identity(entropy=secrets.token_bytes(64)), self._config.claims.handover_deadline
+                )
 
     def _enter(self, live: Live) -> None:
         """A sandbox counts from here on."""
@@ -196,7 +257,7 @@ class Keeper:
         entry = self._journal.find(request.key)
         if entry is None:
             sandbox_id = new_sandbox_id(self.code)
-            self._journal.begin(request.key, digest, sandbox_id, time.time())
+            self._journal.begin(request.key, digest, sandbox_id, self._now())
             task = spawn(self._claim(request, sandbox_id), f"claim {sandbox_id}")
             self._pending[request.key] = task
             return await asyncio.shield(task)
@@ -251,7 +312,7 @@ class Keeper:
                 steps["turn"] = waited - begun - steps["queue"]
                 reading = await self._start(vm, identity, steps)
             steps["total"] = time.perf_counter() - begun
-            now = time.time()
+            now = self._now()
             sandbox = Sandbox(
                 sandbox_id=sandbox_id,
                 template=request.template,
@@ -323,7 +384,7 @@ class Keeper:
 
         A change counts once it is written down; an end does not wait for the journal.
         """
-        now = time.time()
+        now = self._now()
         after, outcome = live.life.handle(event, now)
         match outcome:
             case lifecycle.Changed():
@@ -365,7 +426,7 @@ class Keeper:
         sandbox_id = live.sandbox_id
         self._deadlines.drop(sandbox_id)
         try:
-            self._journal.end(live.key, reason, time.time())
+            self._journal.end(live.key, reason, self._clock.now())
         except GreenroomError as error:
             # An end must never wait for a disk: it is what makes room on it. The next start sees that the VM
             # is gone and ends the claim.
@@ -382,7 +443,9 @@ class Keeper:
         forget_at = 0.0
         while True:
             self._moved.clear()
-            now = time.time()
+            now = self._now()
+            if self._stamped != self._clock.reference:
+                self._restamp()
             for sandbox_id in self._deadlines.due(now):
                 if (live := self._live.get(sandbox_id)) is not None:
                     spawn(self._feed(live, lifecycle.Tick()), f"time-out of {sandbox_id}")
@@ -391,7 +454,8 @@ class Keeper:
                     self._journal.forget(now - self._config.claims.retention)
                 forget_at = now + 60
             next_end = self._deadlines.next()
-            pause = min(60.0, max(0.0, next_end - time.time())) if next_end is not None else 60.0
+            left = _LOOK_AT_CLOCK if next_end is None else next_end - self._clock.now()
+            pause = min(_LOOK_AT_CLOCK, max(0.0, left))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._moved.wait()

@@ -51,7 +51,14 @@ class Tick:
     """Time has passed."""
 
 
-Event = Confirm | Renew | Release | VmEnded | Tick
+@dataclass(frozen=True, slots=True)
+class ClockStepped:
+    """The wall clock was set forward by this many seconds (back, if negative): deadlines go with it."""
+
+    seconds: float
+
+
+Event = Confirm | Renew | Release | VmEnded | Tick | ClockStepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,11 @@ class Lifecycle:
         write the change down can go on with what was."""
         due = self.due()
         if due is None:
-            return self, Unchanged() if isinstance(event, VmEnded | Tick) else Refused()
+            return self, Unchanged() if isinstance(event, VmEnded | Tick | ClockStepped) else Refused()
+        if isinstance(event, ClockStepped):
+            # Before time decides: by the clock that was set, it is another time than its deadlines mean.
+            step = event.seconds
+            return replace(self, confirm_by=self.confirm_by + step, ends_at=self.ends_at + step), Changed()
         if now >= due:
             # Time decides before anything else: a confirmation that comes too late is too late.
             late = self.phase == "provisional" and due == self.confirm_by

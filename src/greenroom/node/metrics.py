@@ -43,6 +43,9 @@ ADOPTED = metrics.counter(
 SWEPT = metrics.counter(
     "greenroom_node_swept_total", "What an earlier run had left and the start removed", ("kind",)
 )
+CLOCK_STEPS = metrics.counter(
+    "greenroom_node_clock_steps_total", "Times that the wall clock was set, so that deadlines were moved"
+)
 
 _COMMITS = {
     operation.upper(): JOURNAL_SECONDS.labels(operation).observe
