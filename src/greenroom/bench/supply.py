@@ -112,7 +112,7 @@ async def measure(
     """Rates with `count` VMs a batch, memory with `held` alive, one cold boot. Raises GreenroomError."""
     notes: list[str] = []
     rates = await _rates(runtime, golden, spec, template, count, rounds, meter, notes)
-    rows = await _held(spec, template, held, held_memory_mib, meter, notes) if held else []
+    rows = await held_by_mode(spec, template, held, held_memory_mib, meter, notes) if held else []
     meter.say("one cold boot")
     try:
         boot = await unbroken(runtime.cold_boot(template, golden, COLD_DEADLINE), "cold boot")
@@ -211,10 +211,13 @@ def summarise(rows: list[RateRow]) -> list[RateSummary]:
     return made
 
 
-async def _held(
+async def held_by_mode(
     spec: RoleSpec, template: str, alive: int, memory_mib: int, meter: Meter, notes: list[str]
 ) -> list[HeldRow]:
-    """Memory of paused VMs and of the same ones after their agent's first answer, by both modes."""
+    """Memory of paused VMs and of the same ones after their agent's first answer, by both modes.
+
+    In directories below the one that `spec` names. What kept it from making all of `alive` goes into `notes`.
+    """
     rows: list[HeldRow] = []
     for mode in ("cow", "copy"):
         room = (psutil.virtual_memory().available >> 20) - spec.config.pools.memory_floor_mib
@@ -299,21 +302,26 @@ def tables(figures: Figures) -> list[Table]:
                 for entry in figures.summaries
             ],
         ),
-        Table(
-            "Memory of a VM, MiB, mean (PSS decides)",
-            ["mode", "state", "guest", "alive", "PSS", "private", "MemAvailable lost"],
-            [
-                [
-                    row.mode,
-                    row.state,
-                    str(row.memory_mib),
-                    str(row.alive),
-                    cell(row.pss_mib),
-                    cell(row.private_mib),
-                    cell(row.available_mib),
-                ]
-                for row in figures.held
-            ],
-        ),
+        held_table(figures.held),
         Table("Cold boot to the agent's first answer, ms", ["cold boot"], [[cell(figures.cold_boot_ms)]]),
     ]
+
+
+def held_table(rows: list[HeldRow]) -> Table:
+    """Memory by restore mode, for people."""
+    return Table(
+        "Memory of a VM, MiB, mean (PSS decides)",
+        ["mode", "state", "guest", "alive", "PSS", "private", "MemAvailable lost"],
+        [
+            [
+                row.mode,
+                row.state,
+                str(row.memory_mib),
+                str(row.alive),
+                cell(row.pss_mib),
+                cell(row.private_mib),
+                cell(row.available_mib),
+            ]
+            for row in rows
+        ],
+    )
