@@ -96,6 +96,17 @@ def test_an_aborted_key_may_be_used_again(path: Path) -> None:
     journal.close()
 
 
+def test_a_known_key_is_not_begun_again(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.begin("k1", "d", "i1", 1.0, "vm-1")
+    before = journal.find("k1")
+    assert not journal.begin("k1", "other", "i2", 2.0, "vm-2")
+    assert journal.find("k1") == before
+    journal.save("k1", sandbox("i1"), 2.0)
+    assert [vm for _, vm in journal.running()] == ["vm-1"]
+    journal.close()
+
+
 def test_after_a_restart_it_tells_what_was_running_and_forgets_what_was_not_answered(path: Path) -> None:
     journal = Journal(path)
     journal.begin("pending", "d", "i1", 1.0)

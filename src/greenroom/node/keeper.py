@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -100,6 +101,8 @@ class Keeper:
         self._pending: dict[str, asyncio.Task[Sandbox]] = {}
         self._deadlines = Deadlines()
         self._moved = asyncio.Event()
+        self._looks_at = 0.0
+        """When the reaper looks next, in Unix seconds; an earlier deadline has to wake it."""
         self._handovers = asyncio.Semaphore(config.claims.parallel_handovers or 2 * (os.cpu_count() or 1))
         self._reaper: asyncio.Task[None] | None = None
         self._leaving = False
@@ -143,6 +146,7 @@ class Keeper:
             for live in self._live.values():
                 self._move(live, step)
                 self._set_deadline(live)
+            self._moved.set()
             self._restamp()
             self._tell_of(step)
         return self._clock.now()
@@ -254,34 +258,53 @@ class Keeper:
         RuntimeFailure, UnknownTemplate.
         """
         digest = digest_of(request)
-        entry = self._journal.find(request.key)
-        if entry is None:
-            sandbox_id = new_sandbox_id(self.code)
-            self._journal.begin(request.key, digest, sandbox_id, self._now())
-            task = spawn(self._claim(request, sandbox_id), f"claim {sandbox_id}")
+        sandbox_id = new_sandbox_id(self.code)
+        # Looked at, written down, and only then taken, without giving way in between: a warm claim is taken on with
+        # one commit, and where that fails the member is still warm.
+        member = self._warmer.next_member(request.template, request.size)
+        if self._journal.begin(request.key, digest, sandbox_id, self._now(), member):
+            vm = None if member is None else self._warmer.take(request.template, request.size)
+            answer: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
+            task = spawn(self._claim(request, sandbox_id, vm, answer), f"claim {sandbox_id}")
+            task.add_done_callback(functools.partial(_pass_on, answer))
             self._pending[request.key] = task
-            return await asyncio.shield(task)
-        if entry.digest != digest:
+            return await answer
+        entry = self._journal.find(request.key)
+        if entry is None or entry.digest != digest:
             raise KeyConflict("this idempotency key was used before with another request")
         if (running := self._pending.get(request.key)) is not None:
             return await asyncio.shield(running)
         return self._known(entry)
 
-    async def _claim(self, request: ClaimRequest, sandbox_id: str) -> Sandbox:
+    async def _claim(
+        self, request: ClaimRequest, sandbox_id: str, vm: Vm | None, answer: asyncio.Future[Sandbox]
+    ) -> Sandbox:
+        """Hand over `vm`, which the journal names already, or else the next that comes free.
+
+        `answer` is its first caller's, who is woken by it one turn of the event loop sooner than by the task's end.
+        """
         logs.about(sandbox_id)
         try:
             begun = time.perf_counter()
             end = begun + request.wait
             for attempt in range(1, _ATTEMPTS + 1):
-                vm = await self._warmer.claim(
-                    request.template, request.size, max(0.1, end - time.perf_counter())
-                )
+                written = vm is not None
+                if vm is None:
+                    vm = await self._warmer.claim(
+                        request.template, request.size, max(0.1, end - time.perf_counter())
+                    )
                 try:
-                    return await self._hand_over(request, sandbox_id, vm, begun)
+                    sandbox = await self._hand_over(request, sandbox_id, vm, begun, written)
+                    if not answer.done():
+                        answer.set_result(sandbox)
+                    # The line about the request tells of every claim; a second one would cost it as much as a commit.
+                    _log.debug("handed over on %s", vm.name)
+                    return sandbox
                 except GreenroomError as error:
                     _log.warning("hand-over of %s on %s failed: %s", sandbox_id, vm.name, error.message)
                     if attempt == _ATTEMPTS:
                         raise
+                    vm = None
             raise RuntimeFailure("no attempt was made")
         except BaseException:
             with contextlib.suppress(GreenroomError):
@@ -290,11 +313,14 @@ class Keeper:
         finally:
             self._pending.pop(request.key, None)
 
-    async def _hand_over(self, request: ClaimRequest, sandbox_id: str, vm: Vm, begun: float) -> Sandbox:
-        """Start `vm` as `sandbox_id`; whatever goes wrong, it is destroyed."""
+    async def _hand_over(
+        self, request: ClaimRequest, sandbox_id: str, vm: Vm, begun: float, written: bool
+    ) -> Sandbox:
+        """Start `vm` as `sandbox_id`; whatever goes wrong, it is destroyed. `written`: the journal names it already."""
         steps = {"queue": time.perf_counter() - begun}
         try:
-            self._journal.assign(request.key, vm.name)
+            if not written:
+                self._journal.assign(request.key, vm.name)
             await self._runtime.hand_out(vm)
             assigned = time.perf_counter() - begun - steps["queue"]
             token = secrets.token_hex(32) if request.secure else None
@@ -339,7 +365,6 @@ class Keeper:
         counted.served(
             request.template, request.size, steps, reading, begun=begun, assigned=assigned, saved=saved
         )
-        _log.info("handed over on %s", vm.name)
         return sandbox
 
     async def _start(self, vm: Vm, identity: Identity, steps: dict[str, float]) -> ClockReading:
@@ -402,7 +427,8 @@ class Keeper:
         due = live.life.due()
         if due is not None:
             self._deadlines.set(live.sandbox_id, due)
-            self._moved.set()
+            if due < self._looks_at:
+                self._moved.set()
 
     def disk_use(self) -> dict[str, int]:
         """Bytes of host disk that each running sandbox takes."""
@@ -454,11 +480,25 @@ class Keeper:
                     self._journal.forget(now - self._config.claims.retention)
                 forget_at = now + 60
             next_end = self._deadlines.next()
-            left = _LOOK_AT_CLOCK if next_end is None else next_end - self._clock.now()
+            now = self._clock.now()
+            left = _LOOK_AT_CLOCK if next_end is None else next_end - now
             pause = min(_LOOK_AT_CLOCK, max(0.0, left))
+            self._looks_at = now + pause
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._moved.wait()
+
+
+def _pass_on(answer: asyncio.Future[Sandbox], task: asyncio.Task[Sandbox]) -> None:
+    """End an answer that its task has not given."""
+    if answer.done():
+        return
+    if task.cancelled():
+        answer.cancel()
+    elif (error := task.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(task.result())
 
 
 async def _nothing_to_cut(_sandbox_id: str) -> None:
