@@ -25,8 +25,8 @@ import msgspec
 from greenroom.config import NodesConfig
 from greenroom.errors import BadRequest
 from greenroom.node import relay_heads as heads
-from greenroom.wire.splice import CHUNK, Splice, reset
 from greenroom.wire import serving, tasks
+from greenroom.wire.splice import CHUNK, Splice, reset
 
 _log = logging.getLogger(__name__)
 

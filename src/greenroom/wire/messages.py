@@ -47,6 +47,21 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     warm: Literal["paused", "running"] = "paused"
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox may reach, as its owner wrote it; `wire.network` checks it and says what it means.
+
+    `allow_out` has addresses, CIDR blocks, host names and `*.domain`, `deny_out` addresses and CIDR blocks. The
+    first wins. `allow_internet_access=False` means the same as 0.0.0.0/0 in `deny_out`.
+    """
+
+    allow_out: list[str] = []
+    deny_out: list[str] = []
+    allow_internet_access: bool | None = None
+    dns_servers: list[str] | None = None
+    """Where the names that `allow_out` lists are looked up for the guest: None for the platform's own resolvers, an
+    empty list for nowhere. Of no effect without a name in `allow_out`."""
+
+
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a master (and it a node) for one sandbox. `key` makes repeating it safe."""
 
@@ -61,6 +76,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the API key's owner; listings are filtered by it."""
     wait: float = 10.0
     """Seconds the claim may stand in a dry pool's queue."""
+    network: Network = Network()
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +99,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_ms: float | None = None
     """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
     clock_error_ms: float | None = None
+    network: Network = Network()
 
 
 class TimeoutRequest(msgspec.Struct, frozen=True):
