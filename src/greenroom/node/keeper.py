@@ -25,12 +25,13 @@ from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
 from greenroom.node.deadlines import Deadlines
+from greenroom.node.egress import Gate, NoGate
 from greenroom.node.journal import Entry, Journal, digest_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, ClockReading, Identity, Runtime, Vm
 from greenroom.wire import logs
 from greenroom.wire.ids import new_sandbox_id
-from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Network, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Live:
         self.key = key
         self.sandbox = sandbox
         self.vm = vm
+        self.network_turn = asyncio.Lock()
         confirmed = sandbox.confirm_by is None
         self.life = lifecycle.Lifecycle(
             confirm_by=sandbox.ends_at if sandbox.confirm_by is None else sandbox.confirm_by,
@@ -96,6 +98,8 @@ class Keeper:
         self._config = config
         self.cut: Callable[[str], Awaitable[None]] = _nothing_to_cut
         """Ends a sandbox's relayed connections at once; the relay's, once there is one."""
+        self.gate: Gate | NoGate = NoGate()
+        """The way out of sandboxes, where there is one."""
         self.code = journal.code()
         self._live: dict[str, Live] = {}
         self._pending: dict[str, asyncio.Task[Sandbox]] = {}
@@ -333,6 +337,7 @@ class Keeper:
                 env=dict(request.env),
                 token=token,
             )
+            await self.gate.apply(sandbox_id, vm, request.network)
             async with self._handovers:
                 waited = time.perf_counter()
                 steps["turn"] = waited - begun - steps["queue"]
@@ -354,12 +359,13 @@ class Keeper:
                 claim_ms={name: round(seconds * 1000, 2) for name, seconds in steps.items()},
                 clock_offset_ms=round(reading.offset_ms, 3),
                 clock_error_ms=round(reading.error_ms, 3),
+                network=request.network,
             )
             saved = time.perf_counter()
             self._journal.save(request.key, sandbox, now)
             saved = time.perf_counter() - saved
         except BaseException:
-            await asyncio.shield(self._runtime.stop(vm))
+            await asyncio.shield(self._stop(sandbox_id, vm))
             raise
         self._enter(Live(request.key, sandbox, vm))
         counted.served(
@@ -391,6 +397,47 @@ class Keeper:
     async def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> Sandbox:
         """Move the sandbox's end. Raises UnknownSandbox."""
         return await self._change(sandbox_id, lifecycle.Renew(request.ttl, request.extend_only))
+
+    async def reopen(self) -> None:
+        """After `adopt`: give the sandboxes of an earlier run their way out again. Until then they have none."""
+        for live in list(self._live.values()):
+            try:
+                if not live.ending:
+                    await self.gate.apply(live.sandbox_id, live.vm, live.sandbox.network)
+            except GreenroomError as error:
+                _log.error("sandbox %s goes on without a way out: %s", live.sandbox_id, error.message)
+            if live.ending:
+                await self.gate.close(live.sandbox_id)
+
+    async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
+        """Replace a sandbox's network rules; what they do not allow has ended when this returns.
+
+        Raises UnknownSandbox, BadRequest, RuntimeFailure.
+        """
+        live = self.lookup(sandbox_id)
+        if live is None:
+            raise _unknown(sandbox_id)
+        async with live.network_turn:
+            before = live.sandbox.network
+            await self.gate.apply(sandbox_id, live.vm, network)
+            if live.ending:
+                await self.gate.close(sandbox_id)
+                raise _unknown(sandbox_id)
+            changed = msgspec.structs.replace(live.sandbox, network=network)
+            try:
+                self._journal.save(live.key, changed, self._now())
+            except GreenroomError:
+                await self.gate.apply(sandbox_id, live.vm, before)
+                raise
+            live.sandbox = changed
+        return changed
+
+    async def _stop(self, sandbox_id: str, vm: Vm) -> None:
+        """End a sandbox's way out and its VM."""
+        try:
+            await self.gate.close(sandbox_id)
+        finally:
+            await self._runtime.stop(vm)
 
     async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
         """End a sandbox and give everything of it back. Raises UnknownSandbox."""
@@ -460,7 +507,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             await self.cut(sandbox_id)
         try:
-            await asyncio.shield(self._runtime.stop(live.vm))
+            await asyncio.shield(self._stop(sandbox_id, live.vm))
         finally:
             self._live.pop(sandbox_id, None)
 

@@ -13,7 +13,7 @@ from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
 from greenroom.node.warmer import Warmer
 from greenroom.wire import logs, metrics
-from greenroom.wire.messages import ClaimRequest, NodeStatus, PoolSpec, SandboxList, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Network, NodeStatus, PoolSpec, SandboxList, TimeoutRequest
 from greenroom.wire.serving import endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
@@ -57,6 +57,10 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
     async def confirm(request: Request) -> Response:
         return json_response(await keeper.confirm(request.path_params["sandbox_id"]))
 
+    async def network(request: Request) -> Response:
+        wanted = await read_json(request, Network)
+        return json_response(await keeper.set_network(request.path_params["sandbox_id"], wanted))
+
     async def set_pools(request: Request) -> Response:
         specs = await read_json(request, list[PoolSpec])
         await warmer.set_pools(specs, lambda _step, _done: None)
@@ -73,6 +77,7 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         endpoint("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
+        endpoint("PUT", "/v1/sandboxes/{sandbox_id}/network", network, ("api", "operator")),
         endpoint("PUT", "/v1/pools", set_pools, ("master",)),
         endpoint("GET", "/v1/status", node_status, ("master", "operator")),
     ]

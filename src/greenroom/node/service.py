@@ -18,6 +18,7 @@ from greenroom.errors import GreenroomError
 from greenroom.images.collect import collect
 from greenroom.images.commands import interrupt
 from greenroom.node.diskguard import DiskGuard
+from greenroom.node.egress import Gate
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.membership import Membership
@@ -108,14 +109,18 @@ async def _serve(
     keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
+    way_out = keeper.gate = Gate(runtime, config, spec.replica)
     warmer.adopt(keeper.adopt(found))
     engine = await runtime.describe(tell_progress)
     if engine.engine != "simulated":
         await runtime.prepare_image("base", tell_progress)
     relay_host, relay_port = await relay.start(spec.host, 0)
     stack.push_async_callback(relay.close)
+    await stack.enter_async_context(way_out)
     await stack.enter_async_context(warmer)
     await stack.enter_async_context(keeper)
+    stack.push_async_callback(stop, spawn(keeper.reopen(), "ways out of adopted sandboxes"))
+    stack.enter_context(metrics.reading(way_out.read))
     guard = DiskGuard(
         spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
     )

@@ -1,0 +1,41 @@
+"""`python -m greenroom.egress CHANNEL UID REPLICA LEVEL`: started by a node, and of no use to anybody else.
+
+CHANNEL is the descriptor of the node's socket, UID what to become before anything is read from a sandbox, REPLICA and
+LEVEL are for the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import uvloop
+
+from greenroom.egress import privileges, service
+from greenroom.errors import GreenroomError
+from greenroom.wire.logs import setup_logging
+from greenroom.wire.process import EX_CONFIG, EX_USAGE
+from greenroom.wire.serving import raise_file_limit
+
+_log = logging.getLogger("greenroom.egress")
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 0 once the node lets go, 78 when the process could not become harmless."""
+    if len(arguments) != 4:
+        print("this program is started by a node (python -m greenroom.node)", file=sys.stderr)
+        return EX_USAGE
+    channel, uid, replica, level = arguments
+    setup_logging("egress", int(replica), level)
+    raise_file_limit()
+    try:
+        privileges.drop(int(uid))
+        uvloop.run(service.run(int(channel)))
+    except GreenroomError as error:
+        _log.critical("%s", error.message)
+        return EX_CONFIG
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""Connecting to an address in the world, from the host's namespace: with a deadline, and never to the host itself.
+
+Which addresses are the host's own changes while it runs and cannot be listed. The kernel is asked instead: a UDP
+socket that is connected (which sends nothing) gets, for one of the host's own addresses, that very address as its
+source, and for no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from ipaddress import IPv4Address
+
+from greenroom.wire.splice import reset
+
+MOST_TRIES = 3
+"""Addresses of one name that are tried, one after the other."""
+
+
+def is_own(address: IPv4Address) -> bool:
+    """Whether `address` is one of this machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        try:
+            probe.connect((str(address), 9))
+            return bool(probe.getsockname()[0] == str(address))
+        except OSError:
+            # No way there, or a broadcast address: dialling it fails just so.
+            return False
+
+
+async def dial(
+    addresses: Iterable[IPv4Address], port: int, deadline: float
+) -> tuple[socket.socket, IPv4Address]:
+    """A connected, non-blocking socket to the first address that answers, each within `deadline` seconds.
+
+    The caller has judged the addresses. Raises OSError, TimeoutError among it, when none does.
+    """
+    loop = asyncio.get_running_loop()
+    last: OSError = ConnectionRefusedError("there is no address to connect to")
+    for address in list(addresses)[:MOST_TRIES]:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(deadline):
+                await loop.sock_connect(sock, (str(address), port))
+            return sock, address
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            reset(sock)
+            raise
+    raise last
