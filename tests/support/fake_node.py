@@ -26,6 +26,7 @@ from greenroom.wire.calling import RoleClient
 from greenroom.wire.ids import new_node_code, new_sandbox_id
 from greenroom.wire.messages import (
     ClaimRequest,
+    Network,
     NodeStatus,
     PoolStatus,
     Registered,
@@ -199,6 +200,7 @@ class FakeNode:
             endpoint("DELETE", "/v1/sandboxes/{id}", self._delete, ("api", "master", "operator")),
             endpoint("POST", "/v1/sandboxes/{id}/confirm", self._confirm, ("api",)),
             endpoint("POST", "/v1/sandboxes/{id}/timeout", self._timeout, ("api", "master", "operator")),
+            endpoint("PUT", "/v1/sandboxes/{id}/network", self._network, ("api", "operator")),
             endpoint("GET", "/v1/status", self._status, ("operator", "master")),
         ]
 
@@ -238,6 +240,7 @@ class FakeNode:
             owner=claim.owner,
             token=secrets.token_hex(16) if claim.secure else None,
             confirm_by=now + 20,
+            network=claim.network,
         )
         self.sandboxes[sandbox.sandbox_id] = sandbox
         self.by_key[claim.key] = (asked, sandbox.sandbox_id)
@@ -290,6 +293,13 @@ class FakeNode:
         if wish.extend_only:
             ends_at = max(ends_at, sandbox.ends_at)
         sandbox = msgspec.structs.replace(sandbox, ends_at=ends_at)
+        self.sandboxes[sandbox.sandbox_id] = sandbox
+        return json_response(sandbox)
+
+    async def _network(self, request: Request) -> Response:
+        self._note(request)
+        wish = await read_json(request, Network)
+        sandbox = msgspec.structs.replace(self._alive(request.path_params["id"]), network=wish)
         self.sandboxes[sandbox.sandbox_id] = sandbox
         return json_response(sandbox)
 

@@ -31,7 +31,10 @@ async def main(spec: RoleSpec) -> None:
     try:
         async with role_client(token, masters=spec.master_urls) as client:
             fleet = Fleet(client, spec.master_urls, spec.config)
-            dialect = Dialect(fleet, Authenticator(store), spec.domain, spec.config.api, spec.config.claims)
+            config = spec.config
+            dialect = Dialect(
+                fleet, Authenticator(store), spec.domain, config.api, config.claims, config.network
+            )
             following = spawn(fleet.follow(), "node-table")
             try:
                 await run_role(application(dialect.paths(), verifier=verifier), spec)

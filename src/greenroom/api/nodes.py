@@ -28,6 +28,7 @@ from greenroom.wire.calling import RoleClient
 from greenroom.wire.ids import is_sandbox_id, node_code_of
 from greenroom.wire.messages import (
     ClaimRequest,
+    Network,
     NodeInfo,
     NodeList,
     Sandbox,
@@ -184,6 +185,12 @@ class Fleet:
         node = await self._node_of(sandbox_id)
         url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/timeout"
         return await self._client.call("POST", url, Sandbox, request, deadline=self._deadline)
+
+    async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
+        """Replace a sandbox's egress rules. May be repeated: the same rules again change nothing."""
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/network"
+        return await self._client.call("PUT", url, Sandbox, network, deadline=self._deadline)
 
     async def sandboxes(self) -> tuple[list[Sandbox], list[str]]:
         """All sandboxes of the fleet, and the names of dead nodes whose sandboxes are therefore not in it.

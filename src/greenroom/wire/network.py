@@ -132,6 +132,14 @@ def check(network: Network) -> None:
     parse(network, NetworkConfig())
 
 
+def closed(network: Network, settings: NetworkConfig) -> bool:
+    """Whether a sandbox with these rules, which may come from a time of other settings, has no way out at all."""
+    try:
+        return parse(network, settings).closed
+    except BadRequest:
+        return True
+
+
 def parse(network: Network, settings: NetworkConfig) -> Rules:
     """The rules of a sandbox on a platform with these settings. Raises BadRequest naming the field."""
     allow: list[ipaddress.IPv4Network] = []

@@ -23,18 +23,21 @@ from greenroom.api.e2b.schemas import (
     MAX_REFRESH,
     AliasBody,
     ConnectBody,
+    NetworkUpdate,
     NewSandbox,
     RefreshBody,
     TimeoutBody,
+    changed_network,
     check_create,
     check_timeout,
     detail_body,
     listed_body,
+    network_of,
     sandbox_body,
     template_body,
 )
 from greenroom.api.nodes import Fleet
-from greenroom.config import ApiConfig, ClaimsConfig
+from greenroom.config import ApiConfig, ClaimsConfig, NetworkConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownTemplate
 from greenroom.wire import logs
 from greenroom.wire.ids import is_sandbox_id
@@ -52,13 +55,20 @@ class Dialect:
     """The handlers of the E2B API."""
 
     def __init__(
-        self, fleet: Fleet, keys: Authenticator, domain: str, api: ApiConfig, claims: ClaimsConfig
+        self,
+        fleet: Fleet,
+        keys: Authenticator,
+        domain: str,
+        api: ApiConfig,
+        claims: ClaimsConfig,
+        network: NetworkConfig,
     ) -> None:
         self._fleet = fleet
         self._keys = keys
         self._domain = domain
         self._api = api
         self._claims = claims
+        self._network = network
         self._owners: OrderedDict[str, str] = OrderedDict()
 
     async def create_v1(self, request: Request) -> Response:
@@ -86,6 +96,7 @@ class Dialect:
             secure=bool(body.secure) if secure is None else secure,
             owner=owner,
             wait=self._claims.queue_wait,
+            network=network_of(body),
         )
         try:
             sandbox = await self._fleet.claim(claim)
@@ -142,7 +153,7 @@ class Dialect:
         owner = await self._keys.owner_of(request)
         sandbox = await self._owned(owner, _sandbox_id(request))
         template = await self._fleet.template_of(sandbox)
-        return json_response(detail_body(sandbox, template, self._domain))
+        return json_response(detail_body(sandbox, template, self._domain, self._network))
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sandboxes/{id}`: 204 when it is gone."""
@@ -173,6 +184,15 @@ class Dialect:
             raise BadRequest(f"duration: 0 to {MAX_REFRESH} seconds are allowed")
         await self._check_owner(owner, sandbox_id)
         await self._fleet.set_timeout(sandbox_id, TimeoutRequest(float(duration), extend_only=True))
+        return Response(status_code=_NO_CONTENT)
+
+    async def network(self, request: Request) -> Response:
+        """`PUT /sandboxes/{id}/network`: these egress rules instead of those before; what is absent is cleared."""
+        owner = await self._keys.owner_of(request)
+        sandbox_id = _sandbox_id(request)
+        network = changed_network(await self._read(request, NetworkUpdate))
+        await self._check_owner(owner, sandbox_id)
+        await self._fleet.set_network(sandbox_id, network)
         return Response(status_code=_NO_CONTENT)
 
     async def connect(self, request: Request) -> Response:
@@ -243,6 +263,7 @@ class Dialect:
             "/sandboxes/{id}/timeout": {"POST": self.timeout},
             "/sandboxes/{id}/refreshes": {"POST": self.refresh},
             "/sandboxes/{id}/connect": {"POST": self.connect},
+            "/sandboxes/{id}/network": {"PUT": self.network},
             "/v2/sandboxes/{id}/connect": {"POST": self.connect},
         }
         return table
@@ -280,7 +301,6 @@ snapshots               GET         /snapshots
 metrics                 GET         /sandboxes/{id}/metrics
 logs                    GET         /sandboxes/{id}/logs
 logs                    GET         /v2/sandboxes/{id}/logs
-network                 PUT         /sandboxes/{id}/network
 template building       POST        /templates
 template building       POST        /v2/templates
 template building       POST        /v3/templates

@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from greenroom.config import ApiConfig
+from greenroom.config import ApiConfig, NetworkConfig
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import Sandbox, Template
+from greenroom.wire.messages import Network, Sandbox, Template
+from greenroom.wire.network import check as check_network
+from greenroom.wire.network import closed
 
 ENVD_VERSION = "0.6.13"
 """Version of E2B's in-guest daemon whose protocol our agent speaks. SDKs switch features off below 0.6.4."""
@@ -39,6 +41,17 @@ class AutoResume(msgspec.Struct, frozen=True):
     """`autoResume` of a create."""
 
     enabled: bool
+
+
+class NetworkUpdate(msgspec.Struct, frozen=True, rename="camel"):
+    """The body of `PUT /network`: all of a sandbox's egress rules, what is absent is cleared."""
+
+    allow_out: list[str] | None = None
+    deny_out: list[str] | None = None
+    dns_servers: list[str] | None = None
+    egress_proxy: dict[str, Any] | None = None
+    rules: dict[str, Any] | None = None
+    allow_internet_access: bool | None = msgspec.field(name="allow_internet_access", default=None)
 
 
 class NetworkOptions(msgspec.Struct, frozen=True, rename="camel"):
@@ -128,12 +141,24 @@ class Lifecycle(msgspec.Struct, frozen=True, rename="camel"):
     on_timeout: str = "kill"
 
 
+class NetworkBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """E2B's `SandboxNetworkConfig` as it stands; a list that was not given is not told."""
+
+    allow_out: list[str] = []
+    deny_out: list[str] = []
+    dns_servers: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
 class DetailBody(ListedBody, frozen=True, kw_only=True, rename="camel"):
-    """E2B's `SandboxDetail`. `allow_internet_access` is the truth about the guest, not the wish at create."""
+    """E2B's `SandboxDetail`.
+
+    `allow_internet_access` is the truth about the guest, not the wish at create: false when there is no way out.
+    """
 
     envd_access_token: str | msgspec.UnsetType = msgspec.UNSET
     domain: str | None = None
-    allow_internet_access: bool = False
+    allow_internet_access: bool
+    network: NetworkBody
     lifecycle: Lifecycle = Lifecycle()
 
 
@@ -174,6 +199,7 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
     for field, problem in _REFUSED.items():
         if problem(body):
             raise BadRequest(f"{field} is not supported by this server yet")
+    check_network(network_of(body))
     check_pairs("metadata", body.metadata or {}, config.max_metadata, MAX_METADATA_KEY, MAX_METADATA_VALUE)
     check_pairs("envVars", body.env_vars or {}, config.max_metadata, MAX_ENV_KEY, MAX_ENV_VALUE)
     for name in body.env_vars or {}:
@@ -187,10 +213,7 @@ _REFUSED: dict[str, Callable[[NewSandbox], bool]] = {
     "autoResume": lambda body: body.auto_resume is not None and body.auto_resume.enabled,
     "volumeMounts": lambda body: bool(body.volume_mounts),
     "iam": lambda body: bool(body.iam),
-    # Guests reach no network, so `denyOut` is kept already; all that would open or change a way out is not.
     "network.allowPublicTraffic: false": lambda body: _network(body).allow_public_traffic is False,
-    "network.allowOut": lambda body: bool(_network(body).allow_out),
-    "network.dnsServers": lambda body: bool(_network(body).dns_servers),
     "network.egressProxy": lambda body: _network(body).egress_proxy is not None,
     "network.maskRequestHost": lambda body: bool(_network(body).mask_request_host),
     "network.httpsPorts": lambda body: bool(_network(body).https_ports),
@@ -203,6 +226,35 @@ _NO_NETWORK_OPTIONS = NetworkOptions()
 
 def _network(body: NewSandbox) -> NetworkOptions:
     return body.network or _NO_NETWORK_OPTIONS
+
+
+def network_of(body: NewSandbox) -> Network:
+    """The egress rules of a create."""
+    options = _network(body)
+    return Network(
+        allow_out=options.allow_out or [],
+        deny_out=options.deny_out or [],
+        allow_internet_access=body.allow_internet_access,
+        dns_servers=options.dns_servers,
+    )
+
+
+def changed_network(body: NetworkUpdate) -> Network:
+    """The egress rules of an update. Raises BadRequest naming the field that is wrong or cannot be honoured."""
+    for field, wanted in (
+        ("egressProxy", body.egress_proxy is not None),
+        ("rules", bool(body.rules)),
+    ):
+        if wanted:
+            raise BadRequest(f"network.{field} is not supported by this server yet; leave it out")
+    network = Network(
+        allow_out=body.allow_out or [],
+        deny_out=body.deny_out or [],
+        allow_internet_access=body.allow_internet_access,
+        dns_servers=body.dns_servers,
+    )
+    check_network(network)
+    return network
 
 
 def check_timeout(timeout: int, least: int, most: int) -> None:
@@ -267,12 +319,21 @@ def listed_body(sandbox: Sandbox, template: Template | None) -> ListedBody:
     )
 
 
-def detail_body(sandbox: Sandbox, template: Template | None, domain: str) -> DetailBody:
-    """The answer for one sandbox."""
+def detail_body(
+    sandbox: Sandbox, template: Template | None, domain: str, settings: NetworkConfig
+) -> DetailBody:
+    """The answer for one sandbox, on a platform with these network settings."""
+    network = sandbox.network
     return DetailBody(
         **msgspec.structs.asdict(listed_body(sandbox, template)),
         envd_access_token=sandbox.token or msgspec.UNSET,
         domain=domain or None,
+        allow_internet_access=not closed(network, settings),
+        network=NetworkBody(
+            allow_out=network.allow_out,
+            deny_out=network.deny_out,
+            dns_servers=msgspec.UNSET if network.dns_servers is None else network.dns_servers,
+        ),
     )
 
 
