@@ -6,6 +6,9 @@ LEVEL are for the log.
 
 from __future__ import annotations
 
+import asyncio
+import codecs
+import concurrent.futures.thread  # noqa: F401 - see `rehearse`
 import logging
 import sys
 
@@ -20,6 +23,22 @@ from greenroom.wire.serving import raise_file_limit
 _log = logging.getLogger("greenroom.egress")
 
 
+def rehearse() -> None:
+    """Have Python load what it loads only when it first needs it.
+
+    Afterwards it may not be able to: the checkout, or Python itself, may lie where only root can enter.
+    """
+    for name in ("ascii", "latin-1", "utf-8", "idna"):
+        codecs.lookup(name)
+    uvloop.run(asyncio.sleep(0))
+    try:
+        raise RuntimeError("an error that is told nobody")
+    except RuntimeError:
+        record = _log.makeRecord(_log.name, logging.ERROR, __file__, 1, "%s", ("",), sys.exc_info())
+        for handler in logging.getLogger().handlers:
+            handler.format(record)
+
+
 def main(arguments: list[str]) -> int:
     """Exit status 0 once the node lets go, 78 when the process could not become harmless."""
     if len(arguments) != 4:
@@ -28,6 +47,7 @@ def main(arguments: list[str]) -> int:
     channel, uid, replica, level = arguments
     setup_logging("egress", int(replica), level)
     raise_file_limit()
+    rehearse()
     try:
         privileges.drop(int(uid))
         uvloop.run(service.run(int(channel)))

@@ -8,6 +8,8 @@ source, and for no other.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address
@@ -29,6 +31,30 @@ def is_own(address: IPv4Address) -> bool:
             return False
 
 
+async def connect(sock: socket.socket, where: tuple[str, int]) -> None:
+    """Connect a non-blocking socket to an address. Raises OSError.
+
+    The event loop's own `sock_connect` would first have a thread look the address up, though it is no name.
+    """
+    error = sock.connect_ex(where)
+    if error == errno.EINPROGRESS:
+        loop = asyncio.get_running_loop()
+        writable: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(sock, _settle, writable)
+        try:
+            await writable
+        finally:
+            loop.remove_writer(sock)
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def dial(
     addresses: Iterable[IPv4Address], port: int, deadline: float
 ) -> tuple[socket.socket, IPv4Address]:
@@ -36,14 +62,13 @@ async def dial(
 
     The caller has judged the addresses. Raises OSError, TimeoutError among it, when none does.
     """
-    loop = asyncio.get_running_loop()
     last: OSError = ConnectionRefusedError("there is no address to connect to")
     for address in list(addresses)[:MOST_TRIES]:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(deadline):
-                await loop.sock_connect(sock, (str(address), port))
+                await connect(sock, (str(address), port))
             return sock, address
         except OSError as error:
             sock.close()

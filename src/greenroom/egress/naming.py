@@ -25,7 +25,7 @@ MORE: Final = More.MORE
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_](?:[a-z0-9_-]{0,62})(?:\.[a-z0-9_](?:[a-z0-9_-]{0,62}))*")
 _REQUEST = re.compile(rb"[A-Z]{1,20} (\S{1,8000}) HTTP/1\.[01]")
 _METHOD_START = re.compile(rb"[A-Z]{1,20}(?: |\Z)")
-_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)(?=[/?#]|\Z)", re.IGNORECASE)
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _SERVER_NAME = 0
 

@@ -18,12 +18,16 @@ from greenroom.errors import SetupError
 # prctl(2)
 _SET_PDEATHSIG, _CAPBSET_DROP, _SET_NO_NEW_PRIVS = 1, 24, 38
 
+THREADS = 16
+"""Tasks that its uid may have, the kernel's word for processes and threads: libuv keeps four threads for what it cannot
+do otherwise, and aborts the process when it gets none."""
+
 
 def drop(uid: int) -> None:
     """Become `uid`, without groups, capabilities, or a way to get any. Raises SetupError when something is left.
 
-    The process also dies with its parent's thread that started it, even while it is stopped, may start no further
-    process, and leaves no core dump.
+    The process also dies with its parent's thread that started it, even while it is stopped, may start few
+    others, and leaves no core dump.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(64):
@@ -36,7 +40,7 @@ def drop(uid: int) -> None:
     # After the change of uid, which clears it.
     libc.prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
     left = kept(uid)
     if left:
         raise SetupError(f"the egress process could not give up: {', '.join(left)}")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from greenroom.egress import dns
+from greenroom.egress.dialling import connect
 from greenroom.egress.dns import Answer, Malformed
 from greenroom.errors import SetupError
 
@@ -131,7 +132,7 @@ async def _by_tcp(server: Server, number: int, name: str) -> Answer:
     with socket.socket(
         socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     ) as sock:
-        await loop.sock_connect(sock, server)
+        await connect(sock, server)
         query = dns.write_query(number, name)
         await loop.sock_sendall(sock, len(query).to_bytes(2, "big") + query)
         data = b""
