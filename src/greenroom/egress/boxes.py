@@ -51,6 +51,7 @@ class Box:
             sock.setblocking(False)
         self._listener, udp, tcp = outlets
         self._connections: set[Connection] = set()
+        self._closed = False
         rate = self.settings.new_connections_per_second
         self._bucket = Bucket(rate, 2 * rate)
         self._loop = asyncio.get_running_loop()
@@ -111,7 +112,10 @@ class Box:
             connection.look(now)
 
     def close(self) -> None:
-        """Reset every connection and let go of the sockets."""
+        """Reset every connection and let go of the sockets. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         if self._resume is not None:
             self._resume.cancel()
         self._loop.remove_reader(self._listener)
