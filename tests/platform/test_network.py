@@ -80,8 +80,8 @@ def reached(box: Sandbox, url: str, *options: str) -> dict[str, Any]:
 
 REFUSED = "failed 7"
 """curl could not connect: reset in the sandbox's namespace already."""
-RESET = "failed 56"
-"""curl's connection was reset by the egress process. In a TLS handshake it says 35."""
+RESET = ("failed 56", "failed 55", "failed 52", "failed 35")
+"""curl's connection was reset by the egress process: as it read, as it wrote, before an answer, in its TLS handshake."""
 
 
 def test_without_rules_the_internet_is_there_by_name_and_address(world: Platform, internet: Internet) -> None:
@@ -107,7 +107,7 @@ def test_host_private_and_metadata_addresses_are_refused_at_once(world: Platform
             assert get(box, f"http://{address}/", deadline=5) == REFUSED, address
         with listening(internet.host_side) as (port, accepted):
             # The host's own address looks like any public one; only the kernel knows.
-            assert get(box, f"http://{internet.host_side}:{port}/", deadline=5) == RESET
+            assert get(box, f"http://{internet.host_side}:{port}/", deadline=5) in RESET
             for own in own_addresses():
                 assert get(box, f"http://{own}:{port}/", deadline=5).startswith("failed"), own
             assert accepted == []
@@ -174,7 +174,7 @@ def test_allowed_addresses_win_over_denied_ones(world: Platform, internet: Inter
     with Sandbox.create(timeout=120, network=rules) as box:
         assert reached(box, f"http://{internet.one}/")["at"] == internet.one
         assert get(box, f"http://{internet.two}/") == REFUSED
-        assert get(box, f"http://{internet.dns}:53/") == REFUSED
+        assert get(box, f"http://{internet.dns}:53/") in RESET  # the platform's own DNS, which knows no HTTP
         info = box.get_info()
         assert info.network == rules
     with Sandbox.create(timeout=120, network={"allow_out": [internet.network], "deny_out": [ALL]}) as box:
@@ -205,12 +205,12 @@ def test_names_and_patterns_are_allowed_where_all_else_is_denied(world: Platform
         assert reached(box, "http://two.test/", forged)["at"] == internet.two
         # Nothing by address, by a wrong name, or by a protocol that tells no name first.
         assert get(box, f"http://{internet.two}/").startswith("failed")
-        assert get(box, f"http://{internet.one}/", "-H 'Host: other.test'") == RESET
-        assert get(box, f"https://other.test/ --resolve other.test:443:{internet.far}", ca) == "failed 35"
+        assert get(box, f"http://{internet.one}/", "-H 'Host: other.test'") in RESET
+        assert get(box, f"https://other.test/ --resolve other.test:443:{internet.far}", ca) in RESET
         assert get(box, f"telnet://{internet.two}:2525", "< /dev/null").startswith("failed")
         # A name that leads inwards leads nowhere, asked of DNS or named to the proxy.
         assert get(box, "http://inward.test/") == "failed 6"
-        assert get(box, f"http://inward.test/ --resolve inward.test:80:{internet.one}") == RESET
+        assert get(box, f"http://inward.test/ --resolve inward.test:80:{internet.one}") in RESET
 
 
 def test_without_internet_access_there_is_no_dns_either(world: Platform, internet: Internet) -> None:
