@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from greenroom.cli import bench_faults
+from greenroom.cli import bench_faults, bench_host
 from greenroom.cli.bench_support import (
     engine_of_node,
     meter_on_stderr,
@@ -60,6 +60,7 @@ JsonFileOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench_faults.register(_bench)
+    bench_host.register(_bench)
     app.add_typer(_bench, name="bench")
 
 
