@@ -12,8 +12,8 @@ import pytest
 
 import greenroom.guest
 from greenroom.guest.app import App
+from greenroom.guest.executions import Keeping, ProcessTable
 from greenroom.guest.machine import RecordingMachine
-from greenroom.guest.processes import ProcessTable
 from greenroom.guest.server import Server
 from greenroom.guest.settings import Settings
 from greenroom.guest.workers import Workers
@@ -96,7 +96,7 @@ async def test_an_idle_agent_has_no_timer(tmp_path: Path) -> None:
     """Nothing wakes a waiting guest: after the last connection the loop has nothing scheduled."""
     loop = asyncio.get_running_loop()
     workers = Workers()
-    table = ProcessTable()
+    table = ProcessTable(workers, Keeping(str(tmp_path)))
     app = App(Settings(default_user=ME), RecordingMachine(str(tmp_path)), workers, table)
     server = Server(app.handle)
     port = await server.listen("127.0.0.1", 0)

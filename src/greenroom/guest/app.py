@@ -15,12 +15,12 @@ from .commands import CommandService
 from .downloads import DownloadService
 from .errors import AgentError, ClientGone
 from .exchange import Request, Response
+from .executions import ProcessTable
 from .filesystem import FilesystemService
 from .identity import ControlService
 from .machine import Machine
 from .messages import encode
 from .metrics import Metrics
-from .processes import ProcessTable
 from .settings import Settings
 from .signing import TOKEN_HEADER, same
 from .uploads import UploadService
