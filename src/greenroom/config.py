@@ -137,6 +137,8 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds in which a request head must arrive."""
     relay_connect_deadline: Length = 10.0
     """Seconds for connecting to a port in the guest."""
+    relay_wake_deadline: Length = 60.0
+    """Seconds that a request waits for a paused sandbox that it wakes."""
     relay_connections: Positive = 4096
     """Relayed connections on one node; one more is answered 503."""
     relay_connections_per_owner: Positive = 2048

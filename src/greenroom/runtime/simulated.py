@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 
-from greenroom.errors import RuntimeFailure
+from greenroom.errors import RuntimeFailure, UnknownSnapshot
 from greenroom.runtime.engine import (
     Adopted,
+    CaptureResult,
     ClockReading,
     EngineInfo,
     Golden,
     Identity,
     Progress,
+    Snapshot,
     Vm,
     VmInfo,
     quiet,
@@ -28,8 +31,10 @@ from greenroom.wire.messages import Size
 class SimulatedVm:
     """A name with a state."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, template: str, size: Size) -> None:
         self.name = name
+        self.template = template
+        self.size = size
         self.ended = asyncio.Event()
         self.state = "paused"
         self.identity: Identity | None = None
@@ -49,6 +54,9 @@ class SimulatedRuntime:
         self.start_delay = start_delay
         self.fail_next = 0
         self.fail_introductions = 0
+        self.fail_captures = 0
+        self.capture_delay = 0.0
+        self.saved: dict[str, tuple[Snapshot, Identity | None]] = {}
         self.vms: dict[str, SimulatedVm] = {}
         self._numbers = itertools.count(1)
 
@@ -61,12 +69,16 @@ class SimulatedRuntime:
     async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
         return Golden(digest=f"simulated-{template}-{size.name}", template=template, size=size)
 
-    async def restore(self, golden: Golden) -> Vm:
+    async def restore(self, source: Golden | Snapshot) -> Vm:
         await asyncio.sleep(self.restore_delay)
         if self.fail_next > 0:
             self.fail_next -= 1
             raise RuntimeFailure("a simulated restore failed, as asked for")
-        vm = SimulatedVm(f"simulated-{next(self._numbers)}")
+        vm = SimulatedVm(f"simulated-{next(self._numbers)}", source.template, source.size)
+        if isinstance(source, Snapshot):
+            if source.name not in self.saved:
+                raise UnknownSnapshot(f"there is no snapshot {source.name!r}")
+            vm.identity = self.saved[source.name][1]
         self.vms[vm.name] = vm
         return vm
 
@@ -86,6 +98,42 @@ class SimulatedRuntime:
 
     async def resume(self, vm: Vm) -> None:
         self._own(vm).state = "running"
+
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+        own = self._own(vm)
+        if self.fail_captures > 0:
+            self.fail_captures -= 1
+            raise RuntimeFailure("a simulated capture failed, as asked for")
+        if name in self.saved or own.ended.is_set():
+            raise RuntimeFailure(f"{name} is taken, or its VM has ended")
+        await asyncio.sleep(self.capture_delay)
+        snapshot = Snapshot(
+            name=name,
+            kind="full" if memory else "filesystem",
+            template=own.template,
+            size=own.size,
+            golden=f"simulated-{own.template}-{own.size.name}",
+            created_at=time.time(),
+        )
+        self.saved[name] = (snapshot, own.identity)
+        return CaptureResult(snapshot=snapshot, pause_ms=0.0, stages={})
+
+    async def sync(self, vm: Vm, token: str | None, deadline: float) -> None:
+        self._own(vm)
+
+    async def snapshots(self) -> list[Snapshot]:
+        return [snapshot for snapshot, _ in self.saved.values()]
+
+    async def delete_snapshot(self, name: str) -> None:
+        if self.saved.pop(name, None) is None:
+            raise UnknownSnapshot(f"there is no snapshot {name!r}")
+
+    async def hold(self, snapshot: Snapshot) -> None:
+        if snapshot.name not in self.saved:
+            raise UnknownSnapshot(f"there is no snapshot {snapshot.name!r}")
+
+    async def let_go(self, snapshot: Snapshot) -> None:
+        """Nothing is held."""
 
     def disk_use(self, vm: Vm) -> int:
         """It has no disk."""
