@@ -41,6 +41,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Sandboxes on one page of a list, at most."""
     call_deadline: Length = 10.0
     """Seconds for a call to another role that does not start a sandbox."""
+    move_deadline: Length = 55.0
+    """Seconds for pausing, resuming, saving and forking one; E2B's clients give up after 60."""
 
 
 class ClaimsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
