@@ -79,6 +79,14 @@ def use_everything(agent: Agent, folder: Path) -> None:
     """One request of each kind."""
     agent.request("GET", "/health")
     agent.run("echo hi")
+    agent.run("echo hi", pty={"size": {"cols": 80, "rows": 24}})
+    agent.run("head -c 3000000 /dev/zero", offsets=True)
+    agent.process_call("Inspect", {"process": {"executionId": "x"}})
+    watcher = agent.call("CreateWatcher", {"path": str(folder), "recursive": True, "includeEntry": True})
+    agent.call("GetWatcherEvents", watcher.json)
+    agent.call("RemoveWatcher", watcher.json)
+    with agent.stream("filesystem.Filesystem/WatchDir", {"path": str(folder)}):
+        pass
     agent.run("x", user="no-such-user")
     agent.call("Stat", {"path": "/"})
     agent.call("ListDir", {"path": "/etc"})

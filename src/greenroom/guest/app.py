@@ -25,6 +25,7 @@ from .settings import Settings
 from .signing import TOKEN_HEADER, same
 from .uploads import UploadService
 from .users import UserDirectory
+from .watching import WatchService
 from .workers import Workers
 
 PROCESS_PREFIX = "/process.Process/"
@@ -41,8 +42,18 @@ class App:
         self._settings = settings
         self._metrics = Metrics()
         self._workers = workers
-        self._commands = CommandService(settings, users, workers, table)
-        self._filesystem = FilesystemService(settings, users, workers)
+        commands = CommandService(settings, users, workers, table)
+        filesystem = FilesystemService(settings, users, workers)
+        watches = WatchService(settings, users, workers)
+        self._unary: dict[str, Route] = {
+            **{PROCESS_PREFIX + name: method for name, method in commands.unary.items()},
+            **{FILESYSTEM_PREFIX + name: filesystem.route(name) for name in filesystem.methods},
+            **{FILESYSTEM_PREFIX + name: method for name, method in watches.unary.items()},
+        }
+        self._streaming: dict[str, Route] = {
+            **{PROCESS_PREFIX + name: method for name, method in commands.streaming.items()},
+            **{FILESYSTEM_PREFIX + name: method for name, method in watches.streaming.items()},
+        }
         control = ControlService(settings, machine)
         uploads = UploadService(settings, users, workers)
         downloads = DownloadService(settings, users, workers)
@@ -89,22 +100,14 @@ class App:
             self._check_token(request)
             if request.method != "POST":
                 raise AgentError("unimplemented", "calls are made with POST", status=405)
-            service, _, name = request.path.rpartition("/")
-            if service + "/" == FILESYSTEM_PREFIX:
-                if name not in self._filesystem.methods:
-                    raise AgentError("unimplemented", f"filesystem.Filesystem/{name} is not supported")
-                connect.check_content_type(request, stream=False)
-                await self._filesystem.call(name, request, response)
-                return
-            method = self._commands.unary.get(name)
-            if method is None:
-                method = self._commands.streaming.get(name)
-                if method is None:
-                    raise AgentError("unimplemented", f"process.Process/{name} is not supported")
+            path = request.path
+            if (method := self._streaming.get(path)) is not None:
                 connect.check_content_type(request, stream=True)
                 streaming = True
-            else:
+            elif (method := self._unary.get(path)) is not None:
                 connect.check_content_type(request, stream=False)
+            else:
+                raise AgentError("unimplemented", f"{path.lstrip('/')[:200]} is not supported")
             await method(request, response)
         except ClientGone:
             raise
