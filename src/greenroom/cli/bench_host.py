@@ -1,4 +1,4 @@
-"""`bench platform` and `bench density`: what a platform of its own costs this machine, idle and with a full pool.
+"""`bench platform`, `density` and `report`: what a platform costs this machine, idle and full, and a page of it all.
 
 What is looked at is in `greenroom.bench.idle` and `greenroom.bench.density`; here the platform is started, handed
 to them by its records and its HTTP, and stopped again whatever happens.
@@ -67,6 +67,12 @@ def register(app: typer.Typer) -> None:
             "greenroom bench density --count 100 --claim 5 --alive 0 --json density.json",
         )
     )(density)
+    app.command(
+        "report",
+        epilog=examples(
+            "greenroom bench report", "greenroom bench report --results /tmp/results --out /tmp/page"
+        ),
+    )(make_page)
 
 
 def platform(
@@ -172,6 +178,30 @@ def density(
     with Interrupts() as interrupts:
         report = _fill(interrupts, settings, cache_dir_of(context, cache_dir), plan)
     return _show(report, measuring.failures(report), json, passed=report.passed)
+
+
+def make_page(
+    results: Annotated[
+        Path, typer.Option("--results", metavar="DIR", help="Where the benchmarks' JSON files lie.")
+    ] = Path("bench-results"),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where performance.md and its pictures go.")
+    ] = Path("docs"),
+) -> int:
+    """Make a page with tables and pictures of what the benchmarks wrote; what was not measured is said to be.
+
+    Needs matplotlib (`scripts/setup.sh bench`).
+    """
+    from greenroom.bench import performance
+    from greenroom.cli.output import say
+
+    words = performance.read_words()
+    found = performance.read(results, words)
+    place, pictures = performance.write(out, words, found)
+    for result in found:
+        say(f"{result.section.file}: {result.problem or 'shown'}")
+    say(f"{place}, with {len(pictures)} pictures in {out / performance.PICTURES}")
+    return 0
 
 
 def _fill(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: DensityPlan) -> DensityReport:
