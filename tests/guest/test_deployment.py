@@ -95,6 +95,12 @@ def use_everything(agent: Agent, folder: Path) -> None:
     agent.call("Remove", {"path": str(folder / "moved")})
     agent.request("POST", f"/files?path={folder}/x", b"x", {"Content-Type": "application/octet-stream"})
     agent.request("GET", f"/files?path={folder}/x", headers={"Accept-Encoding": "gzip"})
+    agent.request(
+        "POST",
+        "/files/compose",
+        b'{"source_paths":["%b/x"],"destination":"%b/y"}' % ((str(folder).encode(),) * 2),
+    )
+    agent.request("GET", "/upgrade/loopback/80")
     agent.request("GET", "/metrics")
     agent.request("GET", "/envs")
     agent.request("POST", "/init", b'{"hostname":"x","entropy":"%b"}' % b64(bytes(32)).encode())

@@ -12,12 +12,15 @@ from urllib.parse import unquote
 
 from . import connect
 from .commands import CommandService
+from .composing import ComposeService
 from .downloads import DownloadService
 from .errors import AgentError, ClientGone
 from .exchange import Request, Response
 from .executions import ProcessTable
 from .filesystem import FilesystemService
 from .identity import ControlService
+from .loopback import PREFIX as LOOPBACK_PREFIX
+from .loopback import LoopbackService
 from .machine import Machine
 from .messages import encode
 from .metrics import Metrics
@@ -66,7 +69,9 @@ class App:
         self._guarded_routes: dict[str, dict[str, Route]] = {
             "/envs": {"GET": self._envs},
             "/metrics": {"GET": self._read_metrics},
+            "/files/compose": {"POST": ComposeService(settings, users, workers).post},
         }
+        self._loopback = LoopbackService(control, settings)
         self._control = control
 
     async def handle(self, request: Request, response: Response) -> None:
@@ -81,7 +86,10 @@ class App:
             await self._call(request, response)
             return
         methods = self._open_routes.get(path)
-        if methods is None:
+        if path.startswith(LOOPBACK_PREFIX):
+            methods = {"GET": self._loopback.get}
+            self._control.authorize(request)
+        elif methods is None:
             self._check_token(request)
             methods = self._guarded_routes.get(path)
         elif path in ("/init", "/clock"):
