@@ -104,6 +104,12 @@ class UnknownTemplate(NotFound):
     kind = "unknown_template"
 
 
+class UnknownSnapshot(NotFound):
+    """No snapshot has this name (it may have been deleted)."""
+
+    kind = "unknown_snapshot"
+
+
 class MethodNotAllowed(PermanentError):
     """The path exists, the method does not."""
 
@@ -123,6 +129,13 @@ class SandboxEnded(PermanentError):
 
     kind = "sandbox_ended"
     status = 410
+
+
+class SnapshotDamaged(PermanentError):
+    """A snapshot is not as it was written, or was made on what is not there any more; it cannot be restored."""
+
+    kind = "snapshot_damaged"
+    status = 409
 
 
 class TooLarge(PermanentError):
