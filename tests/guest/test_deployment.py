@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -95,11 +96,8 @@ def use_everything(agent: Agent, folder: Path) -> None:
     agent.call("Remove", {"path": str(folder / "moved")})
     agent.request("POST", f"/files?path={folder}/x", b"x", {"Content-Type": "application/octet-stream"})
     agent.request("GET", f"/files?path={folder}/x", headers={"Accept-Encoding": "gzip"})
-    agent.request(
-        "POST",
-        "/files/compose",
-        b'{"source_paths":["%b/x"],"destination":"%b/y"}' % ((str(folder).encode(),) * 2),
-    )
+    parts = {"source_paths": [f"{folder}/x"], "destination": f"{folder}/y"}
+    agent.request("POST", "/files/compose", json.dumps(parts).encode())
     agent.request("GET", "/upgrade/loopback/80")
     agent.request("GET", "/metrics")
     agent.request("GET", "/envs")
