@@ -143,7 +143,7 @@ class Suspending(Residents):
         if live.vm is None:
             return
         try:
-            await self._runtime.sync(live.vm, live.sandbox.token, SYNC_DEADLINE)
+            await self._runtime.sync(live.vm, SYNC_DEADLINE)
         except GreenroomError as error:
             _log.warning(
                 "the guest of %s did not sync before its disk is saved: %s", live.sandbox_id, error.message

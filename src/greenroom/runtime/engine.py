@@ -192,8 +192,8 @@ class Runtime(Protocol):
         Raises RuntimeFailure when there is no room for it, the VM ended or the name is taken.
         """
 
-    async def sync(self, vm: Vm, token: str | None, deadline: float) -> None:
-        """Have the guest write its file systems to its disk. `token` is its envd token, where it has one.
+    async def sync(self, vm: Vm, deadline: float) -> None:
+        """Have the guest of an introduced VM write its file systems to its disk.
 
         Raises RuntimeFailure when it does not within `deadline` seconds.
         """
