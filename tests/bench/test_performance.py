@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,27 @@ def test_a_picture_of_a_fill_has_all_three_panels(tmp_path: Path) -> None:
 def test_nothing_is_drawn_of_nothing(tmp_path: Path, raw: dict[str, Any]) -> None:
     files = ("claim.json", "restore.json", "density.json", "platform.json")
     assert performance_plots.draw(tmp_path, dict.fromkeys(files, raw)) == []
+
+
+def test_without_matplotlib_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SetupError, match=r"scripts/setup\.sh bench"):
+        performance_plots.draw(tmp_path, {})
+
+
+def test_the_command_makes_the_page_and_says_what_was_not_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "greenroom.cli.main", "bench", "report"]
+    command += ["--results", str(tmp_path), "--out", str(tmp_path / "page")]
+    empty = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert empty.returncode == 1
+    assert "make bench" in empty.stderr
+    reports.write(tmp_path / "platform.json", idle_file())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "platform.json: shown" in done.stdout
+    assert "density.json: not measured in this run" in done.stdout
+    page = (tmp_path / "page" / "performance.md").read_text(encoding="utf-8")
+    assert "## A platform at rest" in page
+    assert (tmp_path / "page" / "performance" / "platform.svg").exists()
 
 
 def test_figures_are_picked_by_what_their_rows_say() -> None:

@@ -193,14 +193,13 @@ def make_page(
     Needs matplotlib (`scripts/setup.sh bench`).
     """
     from greenroom.bench import performance
-    from greenroom.cli.output import say
 
     words = performance.read_words()
     found = performance.read(results, words)
     place, pictures = performance.write(out, words, found)
     for result in found:
-        say(f"{result.section.file}: {result.problem or 'shown'}")
-    say(f"{place}, with {len(pictures)} pictures in {out / performance.PICTURES}")
+        print(f"{result.section.file}: {result.problem or 'shown'}")
+    print(f"{place}, with {len(pictures)} pictures in {out / performance.PICTURES}")
     return 0
 
 
