@@ -121,7 +121,7 @@ def test_a_pause_and_a_resume() -> None:
     assert after(life, (13.0, VmEnded()))[1] == Unchanged()
     life, outcome = after(life, (1000.0, Resume(60.0)))
     assert (life.phase, outcome) == ("resuming", BeginResume(60.0))
-    assert after(life, (1001.0, Resume()))[1] == Busy()
+    assert after(life, (1001.0, Resume(30)))[1] == Busy()
     assert after(life, (1001.0, ResumeFailed()))[0].phase == "paused"
     life, _ = after(life, (1002.0, Resumed(60.0)))
     assert (life.phase, life.due()) == ("running", 1062.0)
@@ -157,13 +157,13 @@ def test_a_pause_that_somebody_wanted_and_that_fails_leaves_its_time_out_alone()
 
 
 def test_it_can_be_ended_in_every_phase_and_once() -> None:
-    for events in ((), (Pause(),), (Pause(), Paused()), (Pause(), Paused(), Resume())):
+    for events in ((), (Pause(),), (Pause(), Paused()), (Pause(), Paused(), Resume(30))):
         life, _ = after(running(), *((10.0, event) for event in events))
         life, outcome = after(life, (11.0, Release("killed")))
         assert outcome == End("killed")
         for late in (Paused(), PauseFailed(), Resumed(5), ResumeFailed(), Tick(), VmEnded()):
             assert life.handle(late, 12.0) == (life, Unchanged())
-        for asked in (Pause(), Resume(), Release("again")):
+        for asked in (Pause(), Resume(30), Release("again")):
             assert life.handle(asked, 12.0) == (life, Refused())
 
 

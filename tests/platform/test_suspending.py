@@ -167,3 +167,14 @@ def test_paused_sandboxes_and_snapshots_outlive_the_node(sdk: Platform) -> None:
     assert Sandbox.delete_snapshot(taken.snapshot_id) is True
     for each in (asleep, awake, child):
         assert each.kill() is True
+
+
+def test_metrics_of_a_running_sandbox(sdk: Platform) -> None:
+    box = Sandbox.create(timeout=300)
+    until(lambda: len(box.get_metrics()) > 0)
+    metric = box.get_metrics()[0]
+    assert metric.cpu_count == 1
+    assert 0 < metric.mem_used < metric.mem_total
+    assert 0 < metric.disk_used < metric.disk_total
+    assert abs(metric.timestamp.timestamp() - time.time()) < 60
+    assert box.kill() is True

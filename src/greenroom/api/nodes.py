@@ -33,6 +33,7 @@ from greenroom.wire.messages import (
     ForkRequest,
     NodeInfo,
     NodeList,
+    Past,
     PauseRequest,
     Resumed,
     ResumeRequest,
@@ -201,6 +202,12 @@ class Fleet:
     async def resume(self, sandbox_id: str, ttl: float) -> Resumed:
         """Let a sandbox run for `ttl` seconds at least. May be repeated."""
         return await self._sandbox_call(sandbox_id, "resume", Resumed, ResumeRequest(ttl))
+
+    async def past(self, sandbox_id: str) -> Past:
+        """Samples and log of a sandbox."""
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/past"
+        return await self._client.call("GET", url, Past, deadline=self._deadline)
 
     async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkList:
         """Sandboxes that go on where this one stands, each provisional; the same keys give the same ones."""

@@ -61,6 +61,7 @@ class Branching:
             await asyncio.shield(self._drop(captured))
             raise
         self._known[snapshot_id] = info
+        live.history.note(info.created_at, "a snapshot was taken", snapshot=snapshot_id)
         _log.info("snapshot %s of %s: %d bytes of memory", snapshot_id, sandbox_id, captured.ram_bytes)
         return info
 

@@ -91,9 +91,9 @@ class PauseFailed:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Somebody wants it to run for `ttl` seconds, or there is a request for it (None: as long as it was made for)."""
+    """It is wanted to run for `ttl` seconds."""
 
-    ttl: float | None = None
+    ttl: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class BeginPause:
 class BeginResume:
     """Let it run again, for `ttl` seconds, then tell how it went."""
 
-    ttl: float | None = None
+    ttl: float
 
 
 @dataclass(frozen=True, slots=True)

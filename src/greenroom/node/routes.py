@@ -83,6 +83,9 @@ def routes(
             raise BadRequest("ttl must be a number of seconds that is not negative")
         return json_response(await keeper.resume(request.path_params["sandbox_id"], wanted.ttl))
 
+    async def past(request: Request) -> Response:
+        return json_response(keeper.past(request.path_params["sandbox_id"]))
+
     async def take_snapshot(request: Request) -> Response:
         wanted = await read_json(request, SnapshotRequest)
         return json_response(await branching.take(request.path_params["sandbox_id"], wanted), 201)
@@ -125,6 +128,7 @@ def routes(
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),
+        endpoint("GET", "/v1/sandboxes/{sandbox_id}/past", past, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),

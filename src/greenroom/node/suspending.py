@@ -32,6 +32,8 @@ from greenroom.wire.tasks import spawn
 _log = logging.getLogger(__name__)
 ASLEEP = "asleep-"
 """Prefix of the names of snapshots that are paused sandboxes."""
+LEAST_WOKEN = 300.0
+"""Seconds that a sandbox woken by a request runs at least; else as long as it was made for (E2B's rule)."""
 SYNC_DEADLINE = 20.0
 """Seconds that a guest gets to write its file systems out before its disk alone is saved."""
 
@@ -82,7 +84,8 @@ class Suspending(Residents):
         while live.life.phase != "running":
             if not live.reachable:
                 raise unknown(live.sandbox_id)
-            if not isinstance(await self.settled(live, lifecycle.Resume()), lifecycle.Unchanged):
+            ttl = max(live.inner.ttl, LEAST_WOKEN)
+            if not isinstance(await self.settled(live, lifecycle.Resume(ttl)), lifecycle.Unchanged):
                 await self._worked(live)
 
     async def _worked(self, live: Live) -> None:
@@ -125,6 +128,7 @@ class Suspending(Residents):
             if not isinstance(error, GreenroomError):
                 raise
             _log.warning("%s could not be paused: %s", live.sandbox_id, error.message)
+            live.history.note(self._clock.now(), f"it could not be paused: {error.message}", "error")
             counted.PAUSES.labels("failed").inc()
             if not live.ending:
                 await self._go_on(live)
@@ -133,6 +137,7 @@ class Suspending(Residents):
         live.sandbox, live.inner, live.vm = sandbox, inner, None
         self.turn(live, lifecycle.Paused())
         counted.PAUSES.labels("ok").inc()
+        live.history.note(self._clock.now(), "it was paused", kept="memory and disk" if memory else "disk")
         counted.PAUSE_SECONDS.observe(time.perf_counter() - begun)
         _log.info("paused %s, %s its memory", live.sandbox_id, "with" if memory else "without")
         await asyncio.shield(self._runtime.stop(vm))
@@ -174,6 +179,7 @@ class Suspending(Residents):
                 raise
         except GreenroomError as error:
             _log.warning("%s could not be resumed: %s", live.sandbox_id, error.message)
+            live.history.note(self._clock.now(), f"it could not be resumed: {error.message}", "error")
             counted.RESUMES.labels("failed").inc()
             if not live.ending:
                 self.turn(live, lifecycle.ResumeFailed())
@@ -182,6 +188,7 @@ class Suspending(Residents):
         self.turn(live, lifecycle.Resumed(ttl))
         self._watch(live)
         counted.RESUMES.labels("ok").inc()
+        live.history.note(self._clock.now(), "it was resumed", seconds=f"{ttl:.0f}")
         counted.RESUME_SECONDS.observe(time.perf_counter() - begun)
         _log.info("resumed %s on %s", live.sandbox_id, vm.name)
         await asyncio.shield(self._forget(snapshot))
