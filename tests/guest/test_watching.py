@@ -39,6 +39,14 @@ def tree(path: Path, recursive: bool = False, entries: bool = False) -> Iterator
         found.close()
 
 
+def collected(watched: WatchTree) -> list[Event]:
+    """Everything until now, in however many batches."""
+    events = watched.collect()
+    while not watched.drained:
+        events += watched.collect()
+    return events
+
+
 def seen(events: list[Event]) -> list[tuple[str, str]]:
     return [(event.kind, event.name) for event in events]
 
@@ -139,7 +147,7 @@ def test_nothing_is_missed_or_doubled_while_directories_appear(folder: Path) -> 
         writer.start()
 
         def all_told() -> bool:
-            created.extend(event.name for event in watched.collect() if event.kind == "CREATE")
+            created.extend(event.name for event in collected(watched) if event.kind == "CREATE")
             return not writer.is_alive() and expected <= set(created)
 
         eventually(all_told, "everything is told")
