@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.guest.harness import Agent, Stream, collect, eventually, running_agent, shell
+from tests.guest.harness import Agent, Stream, collect, descriptors, eventually, running_agent, shell
 
 MIB = 1024 * 1024
 
@@ -175,11 +175,10 @@ def test_spilled_output_has_no_name_and_is_private(small_agent: Agent, tmp_path:
     execution, _ = started(small_agent, "head -c 3000000 /dev/zero; sleep 600")
     selector: dict[str, object] = {"executionId": execution}
     eventually(lambda: inspect(small_agent, selector)["nextOffset"] == "3000000", "all was written")
-    folder = Path(f"/proc/{small_agent.process.pid}/fd")
 
     def spilled() -> list[Path]:
         place = str(tmp_path / "identity") + "/"
-        return [link for link in folder.iterdir() if os.readlink(link).startswith(place)]
+        return [link for link, target in descriptors(small_agent.process.pid) if target.startswith(place)]
 
     [link] = eventually(spilled, "something was spilled")
     status = link.stat()
@@ -275,7 +274,7 @@ def test_a_deadline_ends_a_stream_with_offsets(agent: Agent) -> None:
         _,
     ):
         found = replay(stream)
-    assert found.data == b"x\n"
+    assert found.end is None
     assert found.error is not None
     assert found.error["code"] == "deadline_exceeded"
 

@@ -94,7 +94,7 @@ def test_nobody_escapes_a_kill(grouping_agent: Agent, folder: Path, root: Path, 
 def test_a_deadline_kills_the_group(grouping_agent: Agent, folder: Path) -> None:
     note = folder / "pid"
     script = f"setsid sh -c '(sleep 600 & echo $! > {note}) &'; sleep 601"
-    with grouping_agent.started(script, headers={"Connect-Timeout-Ms": "1500"}) as (stream, _):
+    with grouping_agent.started(script, headers={"Connect-Timeout-Ms": "4000"}) as (stream, _):
         daemon = int(eventually(lambda: note.exists() and note.read_text().strip(), "the daemon runs"))
         assert (collect(stream).error or {})["code"] == "deadline_exceeded"
     eventually(lambda: not alive(daemon), "the daemon is gone")
