@@ -107,24 +107,24 @@ async def ask(engine: Loopback, name: str) -> int | None:
 
 async def test_a_sandbox_is_served_by_its_rules_as_they_change(gate: Gate, engine: Loopback) -> None:
     one, other = SimulatedVm("one"), SimulatedVm("other")
-    await gate.apply("one", one, Network())
-    await gate.apply("other", other, CLOSED)
+    await gate.apply(one, "one", Network())
+    await gate.apply(other, "other", CLOSED)
     assert (await ask(engine, "one"), await ask(engine, "other")) == (EMPTY, REFUSED)
-    await gate.apply("one", one, CLOSED)
-    await gate.apply("other", other, Network())
+    await gate.apply(one, "one", CLOSED)
+    await gate.apply(other, "other", Network())
     assert (await ask(engine, "one"), await ask(engine, "other")) == (REFUSED, EMPTY)
     assert [rules.closed for rules in engine.rules] == [False, True, True, False]
-    await gate.close("one")
-    await gate.close("one")
+    await gate.close(SimulatedVm("one"))
+    await gate.close(SimulatedVm("one"))
     assert await ask(engine, "one") is None
     await until(lambda: gate.counts().dns == {"empty": 2, "refused": 2})
 
 
 async def test_rules_that_cannot_be_kept_change_nothing(gate: Gate, engine: Loopback) -> None:
     vm = SimulatedVm("one")
-    await gate.apply("one", vm, CLOSED)
+    await gate.apply(vm, "one", CLOSED)
     with pytest.raises(BadRequest):
-        await gate.apply("one", vm, Network(allow_out=["10.0.0.1"]))
+        await gate.apply(vm, "one", Network(allow_out=["10.0.0.1"]))
     assert await ask(engine, "one") == REFUSED
     assert len(engine.rules) == 1
 
@@ -132,8 +132,8 @@ async def test_rules_that_cannot_be_kept_change_nothing(gate: Gate, engine: Loop
 async def test_a_process_that_dies_is_followed_by_one_that_knows_everything(
     gate: Gate, engine: Loopback
 ) -> None:
-    await gate.apply("one", SimulatedVm("one"), Network())
-    await gate.apply("other", SimulatedVm("other"), CLOSED)
+    await gate.apply(SimulatedVm("one"), "one", Network())
+    await gate.apply(SimulatedVm("other"), "other", CLOSED)
     assert await ask(engine, "one") == EMPTY
     await until(lambda: gate.counts().dns == {"empty": 1})
     for start in (2, 3):
@@ -150,7 +150,7 @@ async def test_a_process_that_dies_is_followed_by_one_that_knows_everything(
 async def test_a_process_that_hangs_is_ended_and_followed(
     gate: Gate, engine: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await gate.apply("one", SimulatedVm("one"), Network())
+    await gate.apply(SimulatedVm("one"), "one", Network())
     assert await ask(engine, "one") == EMPTY
     monkeypatch.setattr(module, "SILENCE", 0.3)
     assert gate.pid is not None
@@ -164,15 +164,15 @@ async def test_a_change_that_is_not_answered_is_an_error_and_the_end_of_a_sandbo
     gate: Gate, engine: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vm = SimulatedVm("one")
-    await gate.apply("one", vm, Network())
+    await gate.apply(vm, "one", Network())
     assert await ask(engine, "one") == EMPTY
     monkeypatch.setattr(module, "ANSWER", 0.1)
     pid = gate.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(RuntimeFailure, match="does not answer"):
-        await gate.apply("one", vm, CLOSED)
-    await gate.close("one")
+        await gate.apply(vm, "one", CLOSED)
+    await gate.close(SimulatedVm("one"))
     os.kill(pid, signal.SIGCONT)
 
 
@@ -180,19 +180,19 @@ async def test_ports_that_an_earlier_process_still_holds_are_waited_for(
     gate: Gate, engine: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.taken = 3
-    await gate.apply("one", SimulatedVm("one"), Network())
+    await gate.apply(SimulatedVm("one"), "one", Network())
     assert await ask(engine, "one") == EMPTY
     monkeypatch.setattr(module, "TAKEN", 0.0)
     engine.taken = 10_000
     with pytest.raises(RuntimeFailure, match="in use"):
-        await gate.apply("other", SimulatedVm("other"), Network())
+        await gate.apply(SimulatedVm("other"), "other", Network())
 
 
 async def test_a_sandbox_that_ends_while_it_is_opened_leaves_nothing(gate: Gate, engine: Loopback) -> None:
     engine.taken = 3
-    opening = asyncio.gather(gate.apply("one", SimulatedVm("one"), Network()))
+    opening = asyncio.gather(gate.apply(SimulatedVm("one"), "one", Network()))
     await until(lambda: engine.taken < 3)
-    await gate.close("one")
+    await gate.close(SimulatedVm("one"))
     await opening
     assert await ask(engine, "one") is None
 

@@ -352,7 +352,7 @@ def test_claims_that_were_answered_outlive_a_sigkill(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
     journal = Journal(tmp_path / "journal.db")
-    assert {entry.key for entry, _ in journal.running()} == {f"k{number}" for number in range(5)}
+    assert {entry.key for entry, _, _ in journal.running()} == {f"k{number}" for number in range(5)}
     journal.close()
 
 

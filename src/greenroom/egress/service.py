@@ -99,24 +99,24 @@ class Service:
                         "the setting [network] resolvers does"
                     )
                 self._common = Common(settings, resolver, self._tally, memoryview(bytearray(CHUNK)))
-            case gate.Open(sandbox_id=sandbox_id, network=network):
+            case gate.Open(vm=vm, sandbox_id=sandbox_id, network=network):
                 if self._common is None or len(sockets) != gate.OUTLETS:
                     raise InternalError("a sandbox was announced without settings or sockets")
                 rules = self._rules(network)
-                self._close(sandbox_id)
-                self._boxes[sandbox_id] = Box(sandbox_id, rules, sockets, self._common)
-            case gate.Change(sandbox_id=sandbox_id, network=network):
-                if (box := self._boxes.get(sandbox_id)) is None:
+                self._close(vm)
+                self._boxes[vm] = Box(sandbox_id, rules, sockets, self._common)
+            case gate.Change(vm=vm, network=network):
+                if (box := self._boxes.get(vm)) is None:
                     raise InternalError("this sandbox is not known")
                 box.change(self._rules(network))
-            case gate.Close(sandbox_id=sandbox_id):
-                self._close(sandbox_id)
+            case gate.Close(vm=vm):
+                self._close(vm)
 
     def _rules(self, network: Network) -> Rules:
         return parse(network, self._settings)
 
-    def _close(self, sandbox_id: str) -> None:
-        if (box := self._boxes.pop(sandbox_id, None)) is not None:
+    def _close(self, vm: str) -> None:
+        if (box := self._boxes.pop(vm, None)) is not None:
             box.close()
 
 

@@ -50,10 +50,10 @@ _PASSED_ON = ("PATH", "LANG", "TZ", "GREENROOM_SUPERVISOR")
 
 
 class _Box:
-    """What the node knows of one sandbox's way out."""
+    """What the node knows of one VM's way out."""
 
-    def __init__(self, vm: Vm, network: Network) -> None:
-        self.vm = vm
+    def __init__(self, sandbox_id: str, network: Network) -> None:
+        self.sandbox_id = sandbox_id
         self.network = network
         self.outlets: Outlets | None = None
         self.turn = asyncio.Lock()
@@ -172,14 +172,14 @@ class Gate:
                 box.outlets.close()
         self._boxes.clear()
 
-    async def apply(self, sandbox_id: str, vm: Vm, network: Network) -> None:
-        """Let a sandbox reach what these rules allow; returns when what they do not allow has ended.
+    async def apply(self, vm: Vm, sandbox_id: str, network: Network) -> None:
+        """Let the VM of a sandbox reach what these rules allow; returns when what they do not allow has ended.
 
         May be repeated, with other rules or after a node's restart. Raises BadRequest for rules that cannot be
         kept, RuntimeFailure; the sandbox is then behind its old rules or behind both.
         """
         rules = parse(network, self._config.network)
-        box = self._boxes.setdefault(sandbox_id, _Box(vm, network))
+        box = self._boxes.setdefault(vm.name, _Box(sandbox_id, network))
         async with box.turn:
             await self._runtime.restrict(vm, rules)
             box.network = network
@@ -192,14 +192,14 @@ class Gate:
                     return
                 box.outlets = outlets
                 if self._link is not None:
-                    self._announce(self._link, sandbox_id, box)
+                    self._announce(self._link, vm.name, box)
             elif self._link is not None:
                 link = self._link
-                await self._answered(link, gate.Change(link.next_number(), sandbox_id, network))
+                await self._answered(link, gate.Change(link.next_number(), vm.name, network))
 
-    async def close(self, sandbox_id: str) -> None:
-        """Reset all connections of a sandbox that ends. Nothing if it has no way out."""
-        box = self._boxes.pop(sandbox_id, None)
+    async def close(self, vm: Vm) -> None:
+        """Reset all connections of a VM that ends. Nothing if it has no way out."""
+        box = self._boxes.pop(vm.name, None)
         if box is None:
             return
         box.gone = True
@@ -208,7 +208,7 @@ class Gate:
         box.outlets.close()
         if (link := self._link) is not None:
             with contextlib.suppress(RuntimeFailure):
-                await self._answered(link, gate.Close(link.next_number(), sandbox_id))
+                await self._answered(link, gate.Close(link.next_number(), vm.name))
 
     async def _answered(self, link: _Link, order: gate.Change | gate.Close) -> None:
         """Send an order and wait for its answer. A process that ends instead takes all connections with it."""
@@ -219,9 +219,9 @@ class Gate:
         if not answer.cancelled() and (error := answer.result().error):
             raise RuntimeFailure(f"the egress process could not change a sandbox's rules: {error}")
 
-    def _announce(self, link: _Link, sandbox_id: str, box: _Box) -> None:
+    def _announce(self, link: _Link, vm: str, box: _Box) -> None:
         if box.outlets is not None:
-            link.tell(gate.Open(link.next_number(), sandbox_id, box.network), box.outlets)
+            link.tell(gate.Open(link.next_number(), vm, box.sandbox_id, box.network), box.outlets)
 
     async def _open_outlets(self, vm: Vm) -> Outlets | None:
         """The sockets in a VM's namespace; those of an earlier node's egress process may be about to go."""
@@ -252,8 +252,8 @@ class Gate:
                 self._link = link
                 try:
                     link.tell(gate.Settings(link.next_number(), self._config.network))
-                    for sandbox_id, box in self._boxes.items():
-                        self._announce(link, sandbox_id, box)
+                    for vm, box in self._boxes.items():
+                        self._announce(link, vm, box)
                     await self._watch(link)
                 finally:
                     self._link = None
@@ -331,8 +331,8 @@ def _sum(before: gate.Counts, now: gate.Counts) -> gate.Counts:
 class NoGate:
     """Stands where no gate is, as in an engine without a network."""
 
-    async def apply(self, sandbox_id: str, vm: Vm, network: Network) -> None:
+    async def apply(self, vm: Vm, sandbox_id: str, network: Network) -> None:
         """There is nothing to apply rules to."""
 
-    async def close(self, sandbox_id: str) -> None:
+    async def close(self, vm: Vm) -> None:
         """There is nothing to close."""

@@ -33,26 +33,30 @@ class Settings(msgspec.Struct, frozen=True, tag="settings"):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Serve a sandbox by these rules, at the sockets that come with this order; instead of what it had, if any."""
+    """Serve a VM by these rules, at the sockets that come with this order; instead of what it had, if any.
+
+    `vm` is its name. A sandbox has several in its life, at times two; its id is for the log.
+    """
 
     number: int
+    vm: str
     sandbox_id: str
     network: Network
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):
-    """Judge a sandbox by other rules, its open connections too."""
+    """Judge a VM by other rules, its open connections too."""
 
     number: int
-    sandbox_id: str
+    vm: str
     network: Network
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Reset all connections of a sandbox and forget it. Nothing if it is not known."""
+    """Reset all connections of a VM and forget it. Nothing if it is not known."""
 
     number: int
-    sandbox_id: str
+    vm: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
