@@ -26,6 +26,7 @@ from greenroom.runtime.namespaces import Outlets
 from greenroom.runtime.simulated import SimulatedRuntime, SimulatedVm
 from greenroom.wire.messages import Network
 from greenroom.wire.network import Rules
+from tests.node.conftest import SMALL
 from tests.support.waiting import until
 
 QUESTION = bytes.fromhex("0007010000010000000000000378797a0474657374000010" + "0001")
@@ -50,6 +51,10 @@ asyncio.run(main())
 """A process that has an egress process, which has answered and so has given up all rights."""
 REFUSED, EMPTY = 5, 0
 CLOSED = Network(allow_internet_access=False)
+
+
+def a_vm(name: str) -> SimulatedVm:
+    return SimulatedVm(name, "base", SMALL, "golden")
 
 
 class Loopback(SimulatedRuntime):
@@ -106,7 +111,7 @@ async def ask(engine: Loopback, name: str) -> int | None:
 
 
 async def test_a_sandbox_is_served_by_its_rules_as_they_change(gate: Gate, engine: Loopback) -> None:
-    one, other = SimulatedVm("one"), SimulatedVm("other")
+    one, other = a_vm("one"), a_vm("other")
     await gate.apply(one, "one", Network())
     await gate.apply(other, "other", CLOSED)
     assert (await ask(engine, "one"), await ask(engine, "other")) == (EMPTY, REFUSED)
@@ -114,14 +119,14 @@ async def test_a_sandbox_is_served_by_its_rules_as_they_change(gate: Gate, engin
     await gate.apply(other, "other", Network())
     assert (await ask(engine, "one"), await ask(engine, "other")) == (REFUSED, EMPTY)
     assert [rules.closed for rules in engine.rules] == [False, True, True, False]
-    await gate.close(SimulatedVm("one"))
-    await gate.close(SimulatedVm("one"))
+    await gate.close(a_vm("one"))
+    await gate.close(a_vm("one"))
     assert await ask(engine, "one") is None
     await until(lambda: gate.counts().dns == {"empty": 2, "refused": 2})
 
 
 async def test_rules_that_cannot_be_kept_change_nothing(gate: Gate, engine: Loopback) -> None:
-    vm = SimulatedVm("one")
+    vm = a_vm("one")
     await gate.apply(vm, "one", CLOSED)
     with pytest.raises(BadRequest):
         await gate.apply(vm, "one", Network(allow_out=["10.0.0.1"]))
@@ -132,8 +137,8 @@ async def test_rules_that_cannot_be_kept_change_nothing(gate: Gate, engine: Loop
 async def test_a_process_that_dies_is_followed_by_one_that_knows_everything(
     gate: Gate, engine: Loopback
 ) -> None:
-    await gate.apply(SimulatedVm("one"), "one", Network())
-    await gate.apply(SimulatedVm("other"), "other", CLOSED)
+    await gate.apply(a_vm("one"), "one", Network())
+    await gate.apply(a_vm("other"), "other", CLOSED)
     assert await ask(engine, "one") == EMPTY
     await until(lambda: gate.counts().dns == {"empty": 1})
     for start in (2, 3):
@@ -150,7 +155,7 @@ async def test_a_process_that_dies_is_followed_by_one_that_knows_everything(
 async def test_a_process_that_hangs_is_ended_and_followed(
     gate: Gate, engine: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await gate.apply(SimulatedVm("one"), "one", Network())
+    await gate.apply(a_vm("one"), "one", Network())
     assert await ask(engine, "one") == EMPTY
     monkeypatch.setattr(module, "SILENCE", 0.3)
     assert gate.pid is not None
@@ -163,7 +168,7 @@ async def test_a_process_that_hangs_is_ended_and_followed(
 async def test_a_change_that_is_not_answered_is_an_error_and_the_end_of_a_sandbox_is_not(
     gate: Gate, engine: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vm = SimulatedVm("one")
+    vm = a_vm("one")
     await gate.apply(vm, "one", Network())
     assert await ask(engine, "one") == EMPTY
     monkeypatch.setattr(module, "ANSWER", 0.1)
@@ -172,7 +177,7 @@ async def test_a_change_that_is_not_answered_is_an_error_and_the_end_of_a_sandbo
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(RuntimeFailure, match="does not answer"):
         await gate.apply(vm, "one", CLOSED)
-    await gate.close(SimulatedVm("one"))
+    await gate.close(a_vm("one"))
     os.kill(pid, signal.SIGCONT)
 
 
@@ -180,19 +185,19 @@ async def test_ports_that_an_earlier_process_still_holds_are_waited_for(
     gate: Gate, engine: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.taken = 3
-    await gate.apply(SimulatedVm("one"), "one", Network())
+    await gate.apply(a_vm("one"), "one", Network())
     assert await ask(engine, "one") == EMPTY
     monkeypatch.setattr(module, "TAKEN", 0.0)
     engine.taken = 10_000
     with pytest.raises(RuntimeFailure, match="in use"):
-        await gate.apply(SimulatedVm("other"), "other", Network())
+        await gate.apply(a_vm("other"), "other", Network())
 
 
 async def test_a_sandbox_that_ends_while_it_is_opened_leaves_nothing(gate: Gate, engine: Loopback) -> None:
     engine.taken = 3
-    opening = asyncio.gather(gate.apply(SimulatedVm("one"), "one", Network()))
+    opening = asyncio.gather(gate.apply(a_vm("one"), "one", Network()))
     await until(lambda: engine.taken < 3)
-    await gate.close(SimulatedVm("one"))
+    await gate.close(a_vm("one"))
     await opening
     assert await ask(engine, "one") is None
 
