@@ -33,13 +33,14 @@ QUESTION = bytes.fromhex("0007010000010000000000000378797a0474657374000010" + "0
 """TXT of xyz.test: answered empty where names resolve, without asking anybody."""
 NODE = """
 import asyncio
+from pathlib import Path
 from greenroom.config import Config, VmConfig
 from greenroom.node.egress import Gate
 from greenroom.wire.gate import Ping
 from tests.node.test_egress import Loopback
 
 async def main():
-    async with Gate(Loopback(), Config(vm=VmConfig(engine="qemu")), 0) as gate:
+    async with Gate(Loopback(), Config(vm=VmConfig(engine="qemu")), Path("/"), 0) as gate:
         while gate._link is None:
             await asyncio.sleep(0.01)
         await gate._link.tell(Ping(1_000_000))
@@ -88,9 +89,9 @@ def engine() -> Loopback:
 
 
 @pytest.fixture
-async def gate(engine: Loopback) -> AsyncIterator[Gate]:
+async def gate(engine: Loopback, tmp_path: Path) -> AsyncIterator[Gate]:
     config = Config(vm=VmConfig(engine="qemu"), network=NetworkConfig(resolvers=["127.0.0.1:9"]))
-    async with Gate(engine, config, 0) as made:
+    async with Gate(engine, config, tmp_path, 0) as made:
         yield made
         pid = made.pid
     assert pid is None or not Path(f"/proc/{pid}").exists()

@@ -55,14 +55,13 @@ def world(tmp_path_factory: pytest.TempPathFactory, internet: Internet) -> Itera
 
 
 def egress_pids(platform: Platform) -> list[int]:
-    """The egress processes of its nodes, by their uids."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        if "greenroom.egress" in (process.info["cmdline"] or []):
-            parent = process.parent()
-            if parent is None or str(platform.state) in " ".join(parent.cmdline()):
-                found.append(process.pid)
-    return found
+    """The egress processes of its nodes."""
+    commands = [(process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return [
+        pid
+        for pid, words in commands
+        if "greenroom.egress" in words and words[-1].startswith(str(platform.state))
+    ]
 
 
 def get(box: Sandbox, url: str, *options: str, deadline: int = 20) -> str:

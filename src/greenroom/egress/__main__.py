@@ -1,7 +1,7 @@
-"""`python -m greenroom.egress CHANNEL UID REPLICA LEVEL`: started by a node, and of no use to anybody else.
+"""`python -m greenroom.egress CHANNEL UID REPLICA LEVEL HOME`: started by a node, and of no use to anybody else.
 
 CHANNEL is the descriptor of the node's socket, UID what to become before anything is read from a sandbox, REPLICA and
-LEVEL are for the log.
+LEVEL are for the log, HOME shows people whose process it is.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def rehearse() -> None:
 
 def main(arguments: list[str]) -> int:
     """Exit status 0 once the node lets go, 78 when the process could not become harmless."""
-    if len(arguments) != 4:
+    if len(arguments) != 5:
         print("this program is started by a node (python -m greenroom.node)", file=sys.stderr)
         return EX_USAGE
-    channel, uid, replica, level = arguments
+    channel, uid, replica, level, _ = arguments
     setup_logging("egress", int(replica), level)
     raise_file_limit()
     rehearse()

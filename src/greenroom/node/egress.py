@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from socket import socket
 
 import msgspec
@@ -63,8 +64,8 @@ class _Box:
 class _Link:
     """One egress process and the channel to it."""
 
-    def __init__(self, uid: int, replica: int, level: str) -> None:
-        """Start it. Raises OSError. Call on the main thread: the process dies with the thread that started it."""
+    def __init__(self, home: Path, uid: int, replica: int, level: str) -> None:
+        """Start it. `home` is there to be seen in a list of processes. Raises OSError. Call on the main thread: the process dies with the thread that started it."""
         ours, theirs = gate.pair()
         with theirs:
             command = [sys.executable, "-m", "greenroom.egress"]
@@ -75,7 +76,7 @@ class _Link:
             }
             try:
                 self.process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(uid), str(replica), level],
+                    [*command, str(theirs.fileno()), str(uid), str(replica), level, str(home)],
                     stdin=subprocess.DEVNULL,
                     env=environment,
                     pass_fds=(theirs.fileno(),),
@@ -141,8 +142,10 @@ class _Link:
 class Gate:
     """The ways out of a node's sandboxes. Use as an async context manager."""
 
-    def __init__(self, runtime: Runtime, config: Config, replica: int) -> None:
+    def __init__(self, runtime: Runtime, config: Config, home: Path, replica: int) -> None:
+        """`home` is the node's directory, `replica` its number for the log."""
         self._runtime = runtime
+        self._home = home
         self._config = config
         self._replica = replica
         self._boxes: dict[str, _Box] = {}
@@ -176,7 +179,7 @@ class Gate:
         """Let the VM of a sandbox reach what these rules allow; returns when what they do not allow has ended.
 
         May be repeated, with other rules or after a node's restart. Raises BadRequest for rules that cannot be
-        kept, RuntimeFailure; the sandbox is then behind its old rules or behind both.
+        kept, RuntimeFailure; the VM may then be behind its old rules, the new ones or both until it is repeated.
         """
         rules = parse(network, self._config.network)
         box = self._boxes.setdefault(vm.name, _Box(sandbox_id, network))
@@ -244,7 +247,7 @@ class Gate:
         while True:
             began = loop.time()
             try:
-                link = _Link(self._runtime.service_uid, self._replica, self._config.logs.level)
+                link = _Link(self._home, self._runtime.service_uid, self._replica, self._config.logs.level)
             except OSError as error:
                 _log.error("the egress process cannot be started, next try in %.1f s: %s", pause, error)
             else:

@@ -110,7 +110,7 @@ async def _serve(
     keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
-    way_out = keeper.gate = Gate(runtime, config, spec.replica)
+    way_out = keeper.gate = Gate(runtime, config, spec.home, spec.replica)
     warmer.adopt(keeper.adopt(found))
     if removed := await keeper.tidy():
         SWEPT.labels("snapshots").inc(removed)
