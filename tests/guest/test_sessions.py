@@ -118,6 +118,29 @@ def test_a_daemon_outlives_a_command_that_ended_by_itself(
 
 
 @needs_groups
+def test_groups_made_by_a_command_are_killed_and_removed_with_its_own(
+    grouping_agent: Agent, root: Path, folder: Path
+) -> None:
+    """As a service manager or a container engine inside a sandbox makes them."""
+    note = folder / "pid"
+    script = (
+        f"own={root}/$(basename $(grep ^0:: /proc/self/cgroup)); mkdir -p $own/a/b; "
+        f"sleep 600 & echo $! > $own/a/b/cgroup.procs; echo $! > {note}; wait"
+    )
+    with grouping_agent.started(script) as (stream, pid):
+        child = int(eventually(lambda: note.exists() and note.read_text().strip(), "the child runs"))
+        grouping_agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+        collect(stream)
+    eventually(lambda: not alive(child), "the child is gone")
+
+    def all_removed() -> bool:
+        grouping_agent.run("true")
+        return groups(root) == []
+
+    eventually(all_removed, "no group is left")
+
+
+@needs_groups
 def test_a_command_on_a_terminal_has_a_group_too(grouping_agent: Agent, root: Path) -> None:
     message = {
         "process": {"cmd": "/bin/sh", "args": ["-c", "tty; cat /proc/self/cgroup"]},

@@ -62,16 +62,24 @@ class CommandGroups:
         self._lingering.append(group)
         for _ in range(min(_RETRIES, len(self._lingering))):
             path = self._lingering.popleft()
-            try:
-                os.rmdir(path)
-            except FileNotFoundError:
-                continue
-            except OSError:
+            if not _removed(path):
                 self._lingering.append(path)
 
     def statistics(self) -> dict[str, int]:
         """Groups that could not be removed yet."""
         return {"lingering": len(self._lingering)}
+
+
+def _removed(group: str) -> bool:
+    """Remove a group and the empty ones that its processes made below it; False while somebody is in there."""
+    try:
+        for folder, _, _ in os.walk(group, topdown=False):
+            os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def signal_session(leader: int, number: signal.Signals) -> None:

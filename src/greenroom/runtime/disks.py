@@ -25,6 +25,8 @@ from greenroom.runtime.vm import QemuVm
 
 LAYERS_MAX = 8
 """Layers above the golden's disk with which a capture begins; of more, `flatten` makes one first."""
+STATES = 1 << 20
+"""Descriptor sets from this number on are for saved states; a paused QEMU keeps them although they were removed."""
 _NODE = re.compile(r"disk([0-9]+)")
 _JOB = "flatten"
 
@@ -63,7 +65,7 @@ def read(blocks: Any, nodes: Any, fdsets: Any) -> Chain:
         layers=layers,
         fds={each: sets[each][0] for each in layers},
         strays=tuple(each for each in numbers if each > number),
-        free=max([*numbers, *sets, number]) + 1,
+        free=max([*numbers, *(each for each in sets if each < STATES), number]) + 1,
     )
 
 

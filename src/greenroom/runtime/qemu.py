@@ -41,7 +41,7 @@ from greenroom.runtime.engine import (
 )
 from greenroom.runtime.firewall import ruleset
 from greenroom.runtime.golden import Loaded, Source
-from greenroom.runtime.loading import LoadedSnapshot, Loading, boot
+from greenroom.runtime.loading import Holds, LoadedSnapshot, Loading, boot
 from greenroom.runtime.measuring import choose_mode
 from greenroom.runtime.namespaces import Outlets
 from greenroom.runtime.onhand import Goldens
@@ -80,7 +80,6 @@ class QemuRuntime:
         self._loading = Loading(self._store, self._on_hand.of, self._holders)
         self._uses: dict[str, LoadedSnapshot] = {}
         """By the VM that was restored from it."""
-        self._held: dict[str, list[LoadedSnapshot]] = {}
         self._stock: Stock[QemuVm, Source] = Stock(
             self,
             Wants(
@@ -91,6 +90,7 @@ class QemuRuntime:
             os.cpu_count() or 1,
             self._has_room,
         )
+        self._holds = Holds(self._loading, self._stock)
 
     def _has_room(self) -> bool:
         """Whether the host has so much memory that some of it may go into the stock."""
@@ -225,39 +225,27 @@ class QemuRuntime:
         return vm
 
     async def _restore_snapshot(self, snapshot: Snapshot) -> Vm:
+        loaded = await self._loading.use(snapshot.name)
         try:
-            loaded = await self._loading.use(snapshot.name)
-        except OSError as error:
-            raise RuntimeFailure(
-                f"the snapshot {snapshot.name} could not be read: {error.strerror}"
-            ) from error
-        try:
-            if loaded.manifest.snapshot.kind == "full":
-                vm = await self._restore(loaded, loaded.name)
-                vm.slot.inherit(loaded.controls)
-            else:
-                vm = await boot(
-                    self._fence,
-                    self._cache,
-                    loaded,
-                    self._stock.take_place(loaded.golden.digest),
-                    self._settings.qmp_deadline,
-                )
-                self._vms[vm.name] = vm
+            vm = await self._make_child(loaded)
         except BaseException:
             self._loading.done(loaded)
             raise
         self._uses[vm.name] = loaded
-        vm.slot.remember(
-            Origin(
-                golden=loaded.golden.digest,
-                template=snapshot.template,
-                size=snapshot.size,
-                build=loaded.golden.build,
-                snapshot=snapshot.name,
-                snapshot_build=loaded.manifest.build,
-            )
-        )
+        try:
+            vm.slot.inherit(loaded.controls)
+            vm.slot.remember(loaded.origin())
+        except OSError as error:
+            await self.stop(vm)
+            raise RuntimeFailure(f"a VM could not be written down: {error.strerror}") from error
+        return vm
+
+    async def _make_child(self, loaded: LoadedSnapshot) -> QemuVm:
+        if loaded.manifest.snapshot.kind == "full":
+            return await self._restore(loaded, loaded.name)
+        place = self._stock.take_place(loaded.golden.digest)
+        vm = await boot(self._fence, self._cache, loaded, place, self._settings.qmp_deadline)
+        self._vms[vm.name] = vm
         return vm
 
     async def _restore(self, loaded: Source, shelf: str) -> QemuVm:
@@ -301,21 +289,10 @@ class QemuRuntime:
         await asyncio.to_thread(self._store.remove, name)
 
     async def hold(self, snapshot: Snapshot) -> None:
-        loaded = await self._loading.use(snapshot.name)
-        self._held.setdefault(snapshot.name, []).append(loaded)
-        if loaded.manifest.snapshot.kind == "full":
-            self._stock.add(loaded.name, loaded)
+        await self._holds.hold(snapshot.name)
 
     async def let_go(self, snapshot: Snapshot) -> None:
-        held = self._held.get(snapshot.name)
-        if not held:
-            return
-        loaded = held.pop()
-        if loaded not in held:
-            await self._stock.remove(loaded.name)
-        if not held:
-            self._held.pop(snapshot.name, None)
-        self._loading.done(loaded)
+        await self._holds.let_go(snapshot.name)
 
     async def _loads(self, vm: QemuVm) -> bool:
         """Whether a QEMU from the stock, which may have died in this moment, takes its state; else it is removed."""
@@ -391,8 +368,9 @@ class QemuRuntime:
 
     async def start(self, vm: Vm) -> None:
         own = self._own(vm)
-        await own.execute("cont")
-        own.state = "running"
+        async with own.moving:
+            await own.execute("cont")
+            own.state = "running"
 
     async def sync(self, vm: Vm, deadline: float) -> None:
         own = self._own(vm)
@@ -416,8 +394,9 @@ class QemuRuntime:
 
     async def pause(self, vm: Vm) -> None:
         own = self._own(vm)
-        await own.execute("stop")
-        own.state = "paused"
+        async with own.moving:
+            await own.execute("stop")
+            own.state = "paused"
 
     async def resume(self, vm: Vm) -> None:
         await self.start(vm)
@@ -440,9 +419,10 @@ class QemuRuntime:
 
     async def revive(self, vm: Vm) -> bool:
         own = self._own(vm)
-        if (await own.execute("query-status"))["status"] != "io-error":
-            return False
-        await own.execute("cont")
+        async with own.moving:
+            if (await own.execute("query-status"))["status"] != "io-error":
+                return False
+            await own.execute("cont")
         return True
 
     async def stop(self, vm: Vm) -> None:
@@ -490,7 +470,7 @@ class QemuRuntime:
 
     def _close_goldens(self) -> None:
         self._loading.close()
-        self._held.clear()
+        self._holds.clear()
         self._on_hand.close()
 
     async def sweep(self) -> dict[str, int]:

@@ -91,6 +91,9 @@ class Draft:
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write a file and flush it to the disk."""
+        self.parts[name] = self._put(name, chunks)
+
+    def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
         total, size = hashlib.sha256(), 0
         fd = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
@@ -103,7 +106,7 @@ class Draft:
             os.fsync(fd)
         finally:
             os.close(fd)
-        self.parts[name] = Part(size, total.hexdigest())
+        return Part(size, total.hexdigest())
 
     def take(self, name: str, source: str, *, link: bool) -> None:
         """Have the file behind `source`, a path below `/proc/<pid>/fd`, by a hard link where that can be, else copied.
@@ -147,7 +150,7 @@ class Draft:
         """Make it a snapshot, for good when this returns."""
         raw = msgspec.json.encode(manifest)
         sealed = _Sealed(hashlib.sha256(raw).hexdigest(), msgspec.Raw(raw))
-        self.write("manifest.json", [msgspec.json.encode(sealed)])
+        self._put("manifest.json", [msgspec.json.encode(sealed)])
         flush(self._directory)
         self._directory.rename(self._store.directory / self.name)
         try:
