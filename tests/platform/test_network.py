@@ -79,8 +79,9 @@ def reached(box: Sandbox, url: str, *options: str) -> dict[str, Any]:
 
 REFUSED = "failed 7"
 """curl could not connect: reset in the sandbox's namespace already."""
-RESET = ("failed 56", "failed 55", "failed 52", "failed 35")
-"""curl's connection was reset by the egress process: as it read, as it wrote, before an answer, in its handshake."""
+RESET = ("failed 56", "failed 55", "failed 52", "failed 35", "failed 7")
+"""curl's connection was reset by the egress process: as it read, as it wrote, before an answer, in its handshake, or
+so soon that it did not even notice the connection."""
 
 
 def test_without_rules_the_internet_is_there_by_name_and_address(world: Platform, internet: Internet) -> None:
