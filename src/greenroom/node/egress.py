@@ -65,7 +65,10 @@ class _Link:
     """One egress process and the channel to it."""
 
     def __init__(self, home: Path, uid: int, replica: int, level: str) -> None:
-        """Start it. `home` is there to be seen in a list of processes. Raises OSError. Call on the main thread: the process dies with the thread that started it."""
+        """Start it. `home` is there to be seen in a list of processes. Raises OSError.
+
+        Call on the main thread: the process dies with the thread that started it.
+        """
         ours, theirs = gate.pair()
         with theirs:
             command = [sys.executable, "-m", "greenroom.egress"]
