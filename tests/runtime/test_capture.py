@@ -602,7 +602,9 @@ async def test_a_layer_that_a_vm_will_not_give_up_is_copied(
     async with running(engine, golden) as vm:
         await sh(vm, "echo kept > /root/mark; sync")
         async with captured(engine, vm, "copied") as result, child(engine, result.snapshot) as heir:
-            assert (engine._store.directory / "copied" / "layer-1").stat().st_nlink == 1
+            layer = (engine._store.directory / "copied" / "layer-1").stat()
+            assert layer.st_ino not in {path.stat().st_ino for path in vm.directory.glob("overlay*.qcow2")}
+            assert not disks.writable(vm.pid or 0, layer)
             assert (await sh(heir, "cat /root/mark")).out == "kept\n"
 
 
