@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from greenroom.errors import NodeUnavailable, PoolDry, RuntimeFailure
+from greenroom.errors import NodeUnavailable, NotRunning, PoolDry, RuntimeFailure
 from greenroom.store.keys import revoke_api_key
 from greenroom.wire.ids import new_sandbox_id
 from tests.support.cluster import http
@@ -527,6 +527,16 @@ def test_a_wrong_network_is_refused_and_the_old_one_stays(client, node, body, na
     assert response.status_code == 400
     assert named in error_of(response)
     assert node.sandboxes[sandbox_id].network.deny_out == ["8.8.8.8"]
+
+
+def test_a_paused_sandbox_has_no_network_to_change(client, node):
+    sandbox_id = create(client)["sandboxID"]
+    node.network_error = NotRunning("the sandbox is paused; resume it")
+    response = client.put(f"/sandboxes/{sandbox_id}/network", json={})
+    assert response.status_code == 409
+    assert "resume it" in error_of(response)
+    node.network_error = RuntimeFailure("the egress process does not answer; try again shortly")
+    assert client.put(f"/sandboxes/{sandbox_id}/network", json={}).status_code == 500
 
 
 def test_the_network_of_no_sandbox_or_of_anothers_is_404(client, node):

@@ -153,6 +153,26 @@ def test_a_command_on_a_terminal_has_a_group_too(grouping_agent: Agent, root: Pa
 
 
 @needs_groups
+def test_the_agent_itself_is_in_no_commands_group(grouping_agent: Agent, root: Path) -> None:
+    own = Path(f"/proc/{grouping_agent.process.pid}/cgroup")
+    before = own.read_text()
+    streams = [
+        grouping_agent.open_stream("Start", {"process": {"cmd": "sleep", "args": ["600"]}}) for _ in range(8)
+    ]
+    pids = [stream.next()["start"]["pid"] for stream in streams]
+    assert own.read_text() == before
+    members = [(group / "cgroup.procs").read_text().split() for group in groups(root)]
+    assert sorted(members) == sorted([str(pid)] for pid in pids)
+    for stream, pid in zip(streams, pids, strict=True):
+        grouping_agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+        collect(stream)
+        stream.close()
+    with grouping_agent.stream("Start", {"process": {"cmd": "no-such-program"}}) as stream:
+        list(stream.events())
+    assert own.read_text() == before
+
+
+@needs_groups
 def test_a_start_that_fails_leaves_no_group(grouping_agent: Agent, root: Path) -> None:
     with grouping_agent.stream("Start", {"process": {"cmd": "no-such-program"}}) as stream:
         list(stream.events())

@@ -143,6 +143,8 @@ async def test_a_child_of_a_child_has_what_both_changed_and_needs_neither(
         assert second.ram_bytes > first.ram_bytes
         before = await count_of(middle, token="t")
         await engine.delete_snapshot("generation-1")
+        below = (middle.directory / "overlay-below-1.qcow2").stat()
+        assert below.st_ino == (engine._store.directory / "generation-2" / "layer-1").stat().st_ino
         # What it stands on is gone from the disk and, to the engine, from memory: its pages are found all the same.
         lower = await engine._loading.ground(
             _origin_of(middle, snapshot_build="gone"), engine._goldens[golden.digest]
@@ -181,6 +183,8 @@ async def test_many_captures_of_one_vm_keep_its_disk_shallow(engine: QemuRuntime
         files = {str(path) for path in vm.directory.glob("overlay*.qcow2")}
         assert files <= held, "a layer that is no part of the disk any more takes room"
         assert 0 < engine.disk_use(vm) < 64 << 20
+        names = {path.name for path in vm.directory.glob("overlay*.qcow2")}
+        assert len(names) == len((await disks.chain(vm)).layers)
         async with child(engine, last) as heir:
             assert (await sh(heir, "cat /root/all")).out == "".join(
                 f"{n}\n" for n in range(disks.LAYERS_MAX + 3)
@@ -580,7 +584,7 @@ async def test_a_frozen_layer_is_nobodys_to_write(engine: QemuRuntime, golden: G
         await sh(vm, "echo kept > /root/mark; sync")
         async with captured(engine, vm, "frozen") as result, child(engine, result.snapshot) as heir:
             layer = (engine._store.directory / "frozen" / "layer-1").stat()
-            assert layer.st_nlink == 2, "the snapshot has the very file that the VM stands on"
+            assert layer.st_nlink == 3, "the very file that parent and child stand on"
             assert layer.st_mode & 0o777 == 0o400
             assert not disks.writable(vm.pid or 0, layer)
             assert not disks.writable(heir.pid or 0, layer)
@@ -598,7 +602,9 @@ async def test_a_layer_that_a_vm_will_not_give_up_is_copied(
     async with running(engine, golden) as vm:
         await sh(vm, "echo kept > /root/mark; sync")
         async with captured(engine, vm, "copied") as result, child(engine, result.snapshot) as heir:
-            assert (engine._store.directory / "copied" / "layer-1").stat().st_nlink == 1
+            layer = (engine._store.directory / "copied" / "layer-1").stat()
+            assert layer.st_ino not in {path.stat().st_ino for path in vm.directory.glob("overlay*.qcow2")}
+            assert not disks.writable(vm.pid or 0, layer)
             assert (await sh(heir, "cat /root/mark")).out == "kept\n"
 
 

@@ -67,3 +67,26 @@ def test_what_a_snapshot_shares_does_not_count_as_the_vms(tmp_path: Path) -> Non
     assert disks.own_bytes(tmp_path) == 12_288
     os.link(tmp_path / "overlay.qcow2", tmp_path / "snapshot-has-it")
     assert disks.own_bytes(tmp_path) == 4096
+
+
+def test_a_vms_layers_keep_a_name_when_their_snapshot_is_deleted(tmp_path: Path) -> None:
+    snapshot, own = tmp_path / "snapshot", tmp_path / "vm"
+    snapshot.mkdir()
+    own.mkdir()
+    fds = []
+    for number in (1, 2):
+        (snapshot / f"layer-{number}").write_bytes(b"x" * 4096 * number)
+        fds.append(os.open(snapshot / f"layer-{number}", os.O_RDONLY))
+    try:
+        disks.adopt_layers(own, fds)
+        assert disks.own_bytes(own) == 0
+        for path in snapshot.iterdir():
+            path.unlink()
+        assert disks.own_bytes(own) == 12_288
+        assert disks.link(f"/proc/self/fd/{fds[0]}", tmp_path / "again")
+        for path in (tmp_path / "again", *own.iterdir()):
+            path.unlink()
+        assert not disks.link(f"/proc/self/fd/{fds[0]}", tmp_path / "again")
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -204,3 +204,41 @@ async def test_a_guest_that_knows_none_of_the_secrets_is_an_error() -> None:
     async with guest(answer) as vm:
         with pytest.raises(RuntimeFailure, match="does not know its node"):
             await guestclient.introduce(vm, Identity(entropy=b"e" * 64), 20, 20, "own", ["other"])
+
+
+class Booting(LoopbackVm):
+    """A test double of a VM that hears nothing at first: what is sent to it is lost."""
+
+    deaf = 2
+
+    async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
+        if self.deaf:
+            self.deaf -= 1
+            raise TimeoutError
+        return await super().connect(port, deadline)
+
+
+async def test_a_guest_that_still_boots_is_asked_anew() -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    async with guest(answer) as listening:
+        vm = Booting(listening._port)
+        assert await guestclient.request(vm, "GET", "/health", deadline=20) == (200, b"{}")
+        assert vm.deaf == 0
+
+
+async def test_a_guest_that_never_hears_is_given_up_at_the_deadline() -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b""
+
+    async with guest(answer) as listening:
+        vm = Booting(listening._port)
+
+        async def never(port: int, deadline: float = 10.0) -> socket.socket:
+            await asyncio.sleep(min(deadline, 0.01))
+            raise TimeoutError
+
+        vm.connect = never  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            await guestclient.request(vm, "GET", "/health", deadline=0.1)

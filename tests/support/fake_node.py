@@ -66,6 +66,8 @@ class FakeNode:
         self.confirm_error: GreenroomError | None = None
         self.drop_confirm_answers = 0
         """Whether it denies knowing any claim key, as one does whose claim is still under way."""
+        self.network_error: GreenroomError | None = None
+        """What it answers to other network rules."""
         self.list_error: GreenroomError | None = None
         """What it answers to a list."""
         self.claim_error: GreenroomError | None = None
@@ -122,7 +124,7 @@ class FakeNode:
         self.hide_claims = False
         self.confirm_error = None
         self.drop_confirm_answers = 0
-        self.list_error = self.claim_error = None
+        self.list_error = self.claim_error = self.network_error = None
         self.hold_claims.set()
 
     def wait_registered(self) -> None:
@@ -303,6 +305,8 @@ class FakeNode:
 
     async def _network(self, request: Request) -> Response:
         self._note(request)
+        if self.network_error is not None:
+            raise self.network_error
         wish = await read_json(request, Network)
         sandbox = msgspec.structs.replace(self._alive(request.path_params["id"]), network=wish)
         self.sandboxes[sandbox.sandbox_id] = sandbox

@@ -50,9 +50,10 @@ class LoadedSnapshot:
         self.controls = _controls(store, manifest)
         self.runs: list[Run] = []
         self.ram = self._state = -1
-        self.backing: tuple[int, ...] = tuple(store.open_layers(manifest))
+        self.layers: tuple[int, ...] = tuple(store.open_layers(manifest))
+        self.backing: tuple[int, ...] = self.layers
         try:
-            self.backing = (*map(os.dup, golden.backing), *self.backing)
+            self.backing = (*map(os.dup, golden.backing), *self.layers)
             if manifest.snapshot.kind == "full":
                 self.runs = runs_of(store, manifest)
                 borrowed = (memory.borrow(pid, self.name) for pid in holders)
@@ -96,7 +97,7 @@ class LoadedSnapshot:
     def close(self) -> None:
         fds = [fd for fd in (self.ram, self._state, *self.backing) if fd >= 0]
         self.ram = self._state = -1
-        self.backing = ()
+        self.backing = self.layers = ()
         for fd in fds:
             os.close(fd)
 

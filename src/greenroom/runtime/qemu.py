@@ -25,7 +25,7 @@ from greenroom.images.cache import publish
 from greenroom.images.commands import find
 from greenroom.runtime import capture, disks, guestclient, memory, namespaces, places, probe
 from greenroom.runtime import golden as goldens
-from greenroom.runtime.cgroups import Cgroups, Limits
+from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.command import Machine, qemu
 from greenroom.runtime.engine import (
     Adopted,
@@ -45,7 +45,7 @@ from greenroom.runtime.loading import Holds, LoadedSnapshot, Loading, boot
 from greenroom.runtime.measuring import choose_mode
 from greenroom.runtime.namespaces import Outlets
 from greenroom.runtime.onhand import Goldens
-from greenroom.runtime.places import Place, destroy_owner
+from greenroom.runtime.places import Place, destroy_owner, limits_of
 from greenroom.runtime.slots import Origin, Slot, Slots
 from greenroom.runtime.snapshots import Store
 from greenroom.runtime.stock import Stock
@@ -69,7 +69,9 @@ class QemuRuntime:
         spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._slots = Slots(spec.home, self._settings.uid_base)
         baseline = ruleset(parse(Network(), spec.config.network))
-        self._fence = Fence(self._slots, Cgroups.detect(), self._limits, baseline)
+        self._fence = Fence(
+            self._slots, Cgroups.detect(), lambda machine: limits_of(machine, self._settings), baseline
+        )
         self._images: dict[str, Image] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
@@ -95,18 +97,6 @@ class QemuRuntime:
     def _has_room(self) -> bool:
         """Whether the host has so much memory that some of it may go into the stock."""
         return psutil.virtual_memory().available >> 20 > self._spec.config.pools.memory_floor_mib
-
-    def _limits(self, machine: Machine) -> Limits:
-        size, settings = machine.size, self._settings
-        cache = 0 if machine.accelerator == "kvm" else machine.tcg_cache_mib
-        return Limits(
-            # Twice, because the first VM to touch a page that is a hole in the golden's RAM is charged for that
-            # page and for its own copy of it. It happens once for each page of a golden, whoever comes first.
-            memory=(2 * size.memory_mib + settings.memory_overhead_mib + cache) << 20,
-            cpus=size.cpus + settings.cpu_headroom,
-            pids=settings.pids_max,
-            cpu_shares=settings.cpu_shares,
-        )
 
     async def describe(self, progress: Progress = quiet) -> EngineInfo:
         if self._info is None:
@@ -234,6 +224,7 @@ class QemuRuntime:
         self._uses[vm.name] = loaded
         try:
             vm.slot.inherit(loaded.controls)
+            await asyncio.to_thread(disks.adopt_layers, vm.directory, loaded.layers)
             vm.slot.remember(loaded.origin())
         except OSError as error:
             await self.stop(vm)

@@ -29,7 +29,7 @@ import msgspec
 
 from greenroom.errors import BadRequest, RuntimeFailure, SnapshotDamaged, UnknownSnapshot
 from greenroom.images.base import Image
-from greenroom.runtime import memory
+from greenroom.runtime import disks, memory
 from greenroom.runtime.command import Machine
 from greenroom.runtime.engine import Golden, Snapshot
 
@@ -114,25 +114,13 @@ class Draft:
         Nobody may be writing it any more.
         """
         target = self._directory / name
-        if not (link and self._link(source, target)):
+        if link and disks.link(source, target):
+            target.chmod(0o400)
+        else:
             self._copy(source, target)
         with open(target, "rb", buffering=0) as file:
             os.fsync(file.fileno())
             self.parts[name] = self._store.digest(file.fileno())
-
-    def _link(self, source: str, target: Path) -> bool:
-        here = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            # By a directory's descriptor, since only linkat(2) can follow a link of /proc to the file itself.
-            os.link(source, target.name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=True)
-        except OSError as error:
-            if error.errno in (errno.EXDEV, errno.ENOENT, errno.EMLINK, errno.EPERM):
-                return False  # another file system, or a file whose last name is gone
-            raise
-        finally:
-            os.close(here)
-        target.chmod(0o400)
-        return True
 
     def _copy(self, source: str, target: Path) -> None:
         origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
