@@ -99,6 +99,7 @@ class Channel:
         received: Callable[[bytes, list[int]], None],
         lost: Callable[[], None],
     ) -> None:
+        sock.setblocking(False)
         self._sock = sock
         self._received = received
         self._lost = lost
@@ -111,7 +112,6 @@ class Channel:
 
     def start(self) -> None:
         """Begin to receive."""
-        self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._readable)
 
     def send(self, payload: bytes, sockets: Sequence[socket.socket] = ()) -> None:
