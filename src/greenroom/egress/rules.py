@@ -2,7 +2,7 @@
 
 Ranges that are always denied come first, whatever else is said; then `allowOut` wins over `denyOut`, and that over
 the default. A name can only allow. It never makes the address that the guest dialled trustworthy: who is let through
-by a name is connected to where that name leads, and that address is judged as well (`may_dial`), so that neither a
+by a name is connected to where that name leads, and that address is judged as well (`may_stay`), so that neither a
 forged name nor a name that leads inwards (DNS rebinding) gains anything.
 """
 
@@ -31,11 +31,6 @@ def judge(rules: Rules, address: IPv4Address) -> Verdict:
     if not rules.restricted and address not in rules.deny:
         return Verdict.ALLOW
     return Verdict.ASK if rules.named else Verdict.DENY
-
-
-def may_dial(rules: Rules, address: IPv4Address) -> bool:
-    """Whether an address that an allowed name leads to may be dialled: `allowOut` wins, but not over everything."""
-    return address not in rules.denied
 
 
 def may_stay(rules: Rules, address: IPv4Address, name: str | None) -> bool:
