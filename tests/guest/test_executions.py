@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from greenroom.guest import __main__ as program
+from greenroom.guest.outputs import MAX_RUNS
 from tests.guest.harness import Agent, Stream, collect, descriptors, eventually, running_agent, shell
 
 MIB = 1024 * 1024
@@ -373,3 +376,17 @@ def test_a_full_disk_costs_the_oldest_output_only(tmp_path: Path) -> None:
         found = from_offset(agent, {"executionId": execution}, int(last["firstOffset"]))
         assert found.data.endswith(b"\0end\n")
         assert len(found.data) >= MIB
+
+
+def test_the_document_names_the_agents_options_and_limits() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "executions.md").read_text(encoding="utf-8")
+    chosen = vars(program.options([]))
+    shown = {
+        option: amount for amount, option in re.findall(r"\| ([\d,]+ ?\w*) \| `--([a-z-]+)` \|", document)
+    }
+    units = {"MiB": MIB, "h": 3600.0}
+    for option, amount in shown.items():
+        number, _, unit = amount.partition(" ")
+        assert chosen[option.replace("-", "_")] == int(number) * units.get(unit, 1), option
+    assert len(shown) == 6
+    assert f"{MAX_RUNS:,}" in document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,17 @@ def test_a_command_on_a_terminal_has_a_group_too(grouping_agent: Agent, root: Pa
 
 
 @needs_groups
+def test_commands_run_without_groups_when_these_are_taken_away(grouping_agent: Agent, root: Path) -> None:
+    root.rmdir()
+    assert grouping_agent.run("echo still here").stdout == b"still here\n"
+    with grouping_agent.started("setsid sleep 600 & echo $!; wait") as (stream, pid):
+        child = int(base64.b64decode(stream.next()["data"]["stdout"]))
+        grouping_agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+        collect(stream)
+    eventually(lambda: not alive(child), "the child was found without a group")
+
+
+@needs_groups
 def test_the_agent_itself_is_in_no_commands_group(grouping_agent: Agent, root: Path) -> None:
     own = Path(f"/proc/{grouping_agent.process.pid}/cgroup")
     before = own.read_text()
@@ -185,7 +197,9 @@ def test_groups_left_by_an_agent_that_died_are_removed(root: Path) -> None:
     found = CommandGroups.open(str(root))
     assert found is not None
     assert found.statistics() == {"lingering": 1}
-    found.discard(found.create("new"))
+    new = found.create("new")
+    assert new is not None
+    found.discard(new)
     assert groups(root) == []
     assert found.statistics() == {"lingering": 0}
 

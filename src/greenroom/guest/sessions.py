@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from .errors import AgentError
+
 _MAX_KILL_ROUNDS = 16
 _RETRIES = 16
 _MYSELF = b"0"
@@ -55,7 +57,7 @@ class CommandGroups:
             if not os.access(f"{root}/cgroup.kill", os.W_OK):
                 raise FileNotFoundError(errno.ENOENT, "this kernel cannot kill groups", root)
             groups._try_it_out()
-        except OSError as error:
+        except (OSError, AgentError) as error:
             _log.info("no cgroups for commands: %s", error)
             with suppress(OSError):
                 os.rmdir(root)
@@ -65,21 +67,35 @@ class CommandGroups:
             groups._lingering.extend(entry.path for entry in os.scandir(root) if entry.is_dir())
         return groups
 
-    def create(self, name: str) -> str:
-        """A new group; answers its directory. Raises OSError."""
+    def create(self, name: str) -> str | None:
+        """A new group; answers its directory.
+
+        None where root of the guest has taken the groups away: then commands run without, and a kill
+        searches for them.
+        """
         path = f"{self._root}/{name}"
-        os.mkdir(path, 0o755)
+        try:
+            os.mkdir(path, 0o755)
+        except OSError as error:
+            _log.info("no cgroup for a command: %s", error)
+            return None
         return path
 
     @contextmanager
     def inside(self, group: str) -> Iterator[None]:
-        """The agent is in the group, and so is what it forks. Raises OSError where it cannot get in or out."""
+        """The agent is in the group, and so is what it forks. Raises ``internal`` if it cannot get in or out."""
         with self._moving:
-            _enter(f"{group}/cgroup.procs")
+            try:
+                _enter(f"{group}/cgroup.procs")
+            except OSError as error:
+                raise _immobile(error) from None
             try:
                 yield
             finally:
-                os.write(self._home, _MYSELF)
+                try:
+                    os.write(self._home, _MYSELF)
+                except OSError as error:
+                    raise _immobile(error) from None
 
     def kill(self, group: str) -> None:
         """SIGKILL to every process of the group, new ones included."""
@@ -95,7 +111,9 @@ class CommandGroups:
                 self._lingering.append(path)
 
     def _try_it_out(self) -> None:
-        probe = self.create("probe")
+        probe = self.create(f"probe-{os.getpid()}")
+        if probe is None:
+            raise PermissionError(errno.EACCES, "no group can be made", self._root)
         try:
             with self.inside(probe):
                 pass
@@ -105,6 +123,10 @@ class CommandGroups:
     def statistics(self) -> dict[str, int]:
         """Groups that could not be removed yet."""
         return {"lingering": len(self._lingering)}
+
+
+def _immobile(error: OSError) -> AgentError:
+    return AgentError("internal", f"the command's cgroup cannot be entered or left: {error.strerror}")
 
 
 def _enter(procs: str) -> None:

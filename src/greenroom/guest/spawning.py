@@ -99,8 +99,8 @@ def start(launch: Launch, groups: CommandGroups | None = None) -> Spawned:
     popen: subprocess.Popen[bytes] | None = None
     try:
         stdin, outputs = pipes.open_terminal(launch) if launch.terminal else pipes.open(launch.stdin)
-        if groups is not None:
-            group = groups.create(launch.execution_id)
+        group = groups.create(launch.execution_id) if groups is not None else None
+        if groups is not None and group is not None:
             with groups.inside(group):
                 popen = _popen(launch, pipes.ends)
         else:
@@ -109,12 +109,9 @@ def start(launch: Launch, groups: CommandGroups | None = None) -> Spawned:
         _reset_oom_score(popen.pid)
         spawned = Spawned(launch.execution_id, popen, pidfd, stdin, outputs, group)
         pipes.ours.clear()
-        group = None
+        group = popen = None
         return spawned
     except OSError as error:
-        if popen is not None:  # it runs, but cannot be followed
-            popen.kill()
-            popen.wait()
         raise _start_error(error, launch) from None
     except subprocess.SubprocessError:
         raise AgentError("internal", "the command could not take its terminal") from None
@@ -122,6 +119,9 @@ def start(launch: Launch, groups: CommandGroups | None = None) -> Spawned:
         raise AgentError("invalid_argument", f"the command cannot be started: {error}") from None
     finally:
         pipes.close()
+        if popen is not None:  # it runs, but cannot be followed
+            popen.kill()
+            popen.wait()
         if groups is not None and group is not None:
             groups.discard(group)
 
