@@ -6,7 +6,7 @@ import contextlib
 from ipaddress import IPv4Address
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.egress import dns
@@ -40,6 +40,7 @@ def record(address: str, ttl: int = 60, kind: int = dns.A, class_: int = 1) -> b
     )
 
 
+@settings(deadline=None)
 @given(NAMES, ADDRESSES, st.integers(0, 2**31 - 1))
 def test_an_answer_says_what_was_found_within_512_bytes(
     name: str, addresses: list[IPv4Address], ttl: int
@@ -54,6 +55,7 @@ def test_an_answer_says_what_was_found_within_512_bytes(
     assert read.ttl <= dns.LONGEST_TTL
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=600))
 def test_any_bytes_are_survived(data: bytes) -> None:
     try:
@@ -66,6 +68,7 @@ def test_any_bytes_are_survived(data: bytes) -> None:
         dns.read_answer(data, 1, "a.test")
 
 
+@settings(deadline=None)
 @given(st.integers(12, 90), st.integers(0, 255))
 def test_a_damaged_answer_is_read_or_refused_and_never_answers_another_question(at: int, value: int) -> None:
     query = dns.write_query(7, "a.test")

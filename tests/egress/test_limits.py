@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.egress.limits import Bucket
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 3), max_size=200), st.floats(0.5, 50), st.floats(1, 50))
 def test_no_more_than_the_burst_and_the_rate(pauses: list[float], rate: float, burst: float) -> None:
     bucket, now, taken = Bucket(rate, burst), 100.0, 0
@@ -17,6 +18,7 @@ def test_no_more_than_the_burst_and_the_rate(pauses: list[float], rate: float, b
         assert taken <= burst + rate * (now - 100.0) + 1e-6
 
 
+@settings(deadline=None)
 @given(st.floats(0.5, 50), st.integers(1, 50))
 def test_whoever_keeps_to_the_rate_is_never_held_up(rate: float, burst: int) -> None:
     bucket = Bucket(rate, burst)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.egress.naming import LIMIT, MORE, sniff
@@ -15,6 +16,7 @@ NAMES = st.from_regex(r"[a-z0-9]{1,20}(\.[a-z0-9-]{1,20}[a-z]){0,4}", fullmatch=
 )
 
 
+@functools.cache
 def client_hello(name: str) -> bytes:
     """What Python's own TLS client sends first."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -48,6 +50,7 @@ def test_a_client_hello_without_a_name_names_nothing() -> None:
     assert sniff(client_hello("192.0.2.1")) is None
 
 
+@settings(deadline=None)
 @given(NAMES)
 def test_any_name_in_an_http_head_is_found(name: str) -> None:
     head = f"GET /x HTTP/1.1\r\nAccept: */*\r\nhOST:  {name.upper()}:8080 \r\n\r\nbody".encode()
@@ -92,12 +95,14 @@ def test_an_absolute_target_that_agrees_is_fine() -> None:
     assert sniff(b"OPTIONS * HTTP/1.1\r\nHost: a.test\r\n\r\n") == "a.test"
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_survived(data: bytes) -> None:
     found = sniff(data)
     assert found is None or found is MORE or isinstance(found, str)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 300), st.integers(1, 255))
 def test_a_damaged_client_hello_is_survived(tail: bytes, at: int, change: int) -> None:
     hello = bytearray(client_hello("a.test") + tail)

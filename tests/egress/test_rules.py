@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from ipaddress import IPv4Address
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.config import NetworkConfig
@@ -41,6 +41,7 @@ def named(entries: list[str], name: str) -> bool:
     )
 
 
+@settings(deadline=None)
 @given(NETWORKS, SETTINGS, ADDRESSES)
 def test_the_order_is_always_denied_then_allowed_then_denied_then_the_default(
     network: Network, settings: NetworkConfig, address: IPv4Address
@@ -58,6 +59,7 @@ def test_the_order_is_always_denied_then_allowed_then_denied_then_the_default(
     assert judge(rules, address) is expected
 
 
+@settings(deadline=None)
 @given(NETWORKS, SETTINGS, st.sampled_from(DENIED), st.integers(0, 2**32 - 1), NAMES)
 def test_nothing_ever_opens_what_is_always_denied(
     network: Network, settings: NetworkConfig, block: ipaddress.IPv4Network, number: int, name: str
@@ -68,6 +70,7 @@ def test_nothing_ever_opens_what_is_always_denied(
     assert not may_stay(rules, address, name)
 
 
+@settings(deadline=None)
 @given(NETWORKS, SETTINGS, ADDRESSES, NAMES | st.none())
 def test_a_connection_may_stay_exactly_if_it_could_be_made_anew(
     network: Network, settings: NetworkConfig, address: IPv4Address, name: str | None
@@ -80,6 +83,7 @@ def test_a_connection_may_stay_exactly_if_it_could_be_made_anew(
     )
 
 
+@settings(deadline=None)
 @given(NETWORKS, SETTINGS, NAMES)
 def test_names_resolve_where_something_is_open_and_only_allowed_ones_where_all_else_is_closed(
     network: Network, settings: NetworkConfig, name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.config import NetworkConfig
@@ -22,6 +22,7 @@ ADDRESSES = st.integers(0, 2**32 - 1).map(ipaddress.IPv4Address)
 SETTINGS = NetworkConfig()
 
 
+@settings(deadline=None)
 @given(st.lists(BLOCKS, max_size=20), ADDRESSES)
 def test_ranges_hold_exactly_their_blocks(
     blocks: list[ipaddress.IPv4Network], address: ipaddress.IPv4Address
@@ -33,6 +34,7 @@ def test_ranges_hold_exactly_their_blocks(
     assert ranges.everything == (sum(block.num_addresses for block in ranges.blocks) == 2**32)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=30), max_size=4), st.lists(st.text(max_size=30), max_size=4))
 def test_any_text_is_taken_or_refused_with_its_field(allow: list[str], deny: list[str]) -> None:
     try:
