@@ -10,6 +10,8 @@ import asyncio
 import codecs
 import concurrent.futures.thread  # noqa: F401 - see `rehearse`
 import logging
+import os
+import resource
 import sys
 
 import uvloop
@@ -17,9 +19,9 @@ import uvloop
 from greenroom.egress import privileges, service
 from greenroom.errors import GreenroomError
 from greenroom.wire.logs import setup_logging
-from greenroom.wire.process import EX_CONFIG, EX_USAGE
-from greenroom.wire.serving import raise_file_limit
 
+# What other roles take from `wire.process` is written here: it would bring an HTTP server along, 8 MB for nothing.
+EX_USAGE = 2
 _log = logging.getLogger("greenroom.egress")
 
 
@@ -46,14 +48,15 @@ def main(arguments: list[str]) -> int:
         return EX_USAGE
     channel, uid, replica, level, _ = arguments
     setup_logging("egress", int(replica), level)
-    raise_file_limit()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rehearse()
     try:
         privileges.drop(int(uid))
         uvloop.run(service.run(int(channel)))
     except GreenroomError as error:
         _log.critical("%s", error.message)
-        return EX_CONFIG
+        return os.EX_CONFIG
     return 0
 
 
