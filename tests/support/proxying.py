@@ -131,7 +131,7 @@ class ProxyProcess:
     def __init__(self, process: asyncio.subprocess.Process, log: Path, home: Path) -> None:
         self.process = process
         self.home = home
-        self.host, self.port, self.envoy_pid = "", 0, 0
+        self.host, self.port, self.envoy_pid, self.tls_port = "", 0, 0, 0
         self._log = log
 
     @property
@@ -141,6 +141,10 @@ class ProxyProcess:
     @property
     def address(self) -> tuple[str, int]:
         return self.host, self.port
+
+    @property
+    def tls_address(self) -> tuple[str, int]:
+        return self.host, self.tls_port
 
     @property
     def url(self) -> str:
@@ -248,6 +252,7 @@ class Stage:
         told = json.loads(line)
         host, _, port = told["url"].removeprefix("http://").rpartition(":")
         proxy.host, proxy.port, proxy.envoy_pid = host, int(port), told["detail"]["envoy_pid"]
+        proxy.tls_port = int(told["detail"].get("tls_url", ":0").rpartition(":")[2])
         return proxy
 
     async def start(self, **proxy: Any) -> ProxyProcess:

@@ -24,7 +24,9 @@ Document = dict[str, Any]
 BOOTSTRAP, XDS, RUN = "bootstrap.json", "xds", "run"
 CLUSTERS, LISTENERS = f"{XDS}/clusters.json", f"{XDS}/listeners.json"
 ADMIN_SOCKET = f"{RUN}/admin.sock"
+CERTIFICATE = f"{XDS}/certificate.json"
 ENTRY, API = "entry", "api"
+ENTRY_TLS = "entry_tls"
 
 BUFFER = 1 << 20
 """Bytes that Envoy buffers per connection and direction before it stops reading."""
@@ -100,18 +102,56 @@ def discovery(version: str, resources: Iterable[Document]) -> bytes:
     return msgspec.json.encode({"version_info": version, "resources": list(resources)})
 
 
-def entry_listener(*, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig) -> Document:
-    """The one listener, for both planes. Raises SetupError for a domain that is no host name."""
+def entry_listener(
+    *, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig, tls: bool = False
+) -> Document:
+    """The listener for both planes, or with `tls` its twin. Raises SetupError for a domain that is no host name."""
+    chain: Document = {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
+    if tls:
+        chain["transport_socket"] = _tls()
     return {
         "@type": f"{_TYPES}.config.listener.v3.Listener",
-        "name": ENTRY,
+        "name": ENTRY_TLS if tls else ENTRY,
         "address": {"socket_address": {"address": host, "port_value": port}},
         # With SO_REUSEPORT a second proxy of the same user would share the port instead of being told.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": BUFFER,
-        "filter_chains": [
-            {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
-        ],
+        "filter_chains": [chain],
+    }
+
+
+def _tls() -> Document:
+    """TLS as clients of today speak it. The certificate is a file of its own, which Envoy reads anew when it is
+    replaced; connections that are open go on with the old one."""
+    secret = {
+        "name": CERTIFICATE,
+        "sds_config": {
+            "resource_api_version": "V3",
+            "path_config_source": {"path": CERTIFICATE, "watched_directory": {"path": XDS}},
+        },
+    }
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {
+            "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            "common_tls_context": {
+                "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+                "tls_certificate_sds_secret_configs": [secret],
+                "alpn_protocols": ["h2", "http/1.1"],
+            },
+        },
+    }
+
+
+def certificate(chain: bytes, key: bytes) -> Document:
+    """What the TLS listener shows: a certificate (with its chain) and its key, both PEM."""
+    return {
+        "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret",
+        "name": CERTIFICATE,
+        "tls_certificate": {
+            "certificate_chain": {"inline_string": chain.decode()},
+            "private_key": {"inline_string": key.decode()},
+        },
     }
 
 
