@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -30,7 +31,7 @@ from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, ClockReading, Identity, Runtime, Vm
 from greenroom.wire import logs
 from greenroom.wire.ids import new_sandbox_id
-from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Inbound, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -69,9 +70,21 @@ class Live:
     def owner(self) -> str:
         return self.sandbox.owner
 
+    @property
+    def inbound(self) -> Inbound:
+        return self.sandbox.inbound
+
+    @property
+    def traffic_token(self) -> str | None:
+        return self.sandbox.traffic_token
+
     async def connect(self, port: int) -> socket.socket:
         """A connected socket to a port in the guest."""
         return await self.vm.connect(port)
+
+    async def connect_inside(self, port: int) -> socket.socket:
+        """Always refused: the agent of today's guests offers no way to their loopback."""
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"the agent offers no way to port {port}")
 
 
 class Keeper:
@@ -351,6 +364,8 @@ class Keeper:
                 metadata=dict(request.metadata),
                 owner=request.owner,
                 token=token,
+                inbound=request.inbound,
+                traffic_token=None if request.inbound.public else secrets.token_hex(32),
                 claim_ms={name: round(seconds * 1000, 2) for name, seconds in steps.items()},
                 clock_offset_ms=round(reading.offset_ms, 3),
                 clock_error_ms=round(reading.error_ms, 3),

@@ -25,8 +25,10 @@ import msgspec
 from greenroom.config import NodesConfig
 from greenroom.errors import BadRequest
 from greenroom.node import relay_heads as heads
+from greenroom.node import relay_tls
 from greenroom.node.relay_splice import CHUNK, Splice, reset
 from greenroom.wire import serving, tasks
+from greenroom.wire.messages import Inbound
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +55,29 @@ class Target(Protocol):
         """Whose sandbox it is: connections are bounded per owner, too."""
         ...
 
+    @property
+    def inbound(self) -> Inbound:
+        """How what comes from outside reaches it."""
+        ...
+
+    @property
+    def traffic_token(self) -> str | None:
+        """What opens its ports where they are not public."""
+        ...
+
     async def connect(self, port: int) -> socket.socket:
         """A connected non-blocking TCP socket to `port` in the guest, now owned by the caller.
 
         Raises ConnectionRefusedError when nothing listens, TimeoutError when the guest does not answer, other
         OSErrors as they come. When cancelled it must close what it opened.
+        """
+        ...
+
+    async def connect_inside(self, port: int) -> socket.socket:
+        """The same, but to what listens on the guest's loopback only, by way of the guest's agent.
+
+        Asked when `connect` was refused. Raises ConnectionRefusedError when nothing listens there either, or the
+        agent offers no such way.
         """
         ...
 
@@ -255,6 +275,8 @@ class Relay:
         self._farewells.pop(connection, None)
         self.release(connection)
         self._dropped += dropped
+        if connection.tunnel is not None:
+            connection.tunnel.abort()
         if connection.splice is not None:
             up, down = connection.splice.moved
             self._bytes_up += up
@@ -266,7 +288,7 @@ class _Connection:
 
     __slots__ = (
         *("_relay", "_sock", "_timer", "_unread"),
-        *("owner", "request_id", "sandbox_id", "splice", "state", "task"),
+        *("owner", "request_id", "sandbox_id", "splice", "state", "task", "tunnel"),
     )
 
     def __init__(self, relay: Relay, sock: socket.socket) -> None:
@@ -277,6 +299,7 @@ class _Connection:
         self.owner = ""
         self.request_id = ""
         self.splice: Splice | None = None
+        self.tunnel: relay_tls.Tunnel | None = None
         self.task: asyncio.Task[None] | None = None
         self.state = _State.HEAD
         relay.loop.add_reader(sock, self._on_head_bytes)
@@ -335,16 +358,20 @@ class _Connection:
         with_body = not self._unread.startswith(b"HEAD ")
         try:
             head = heads.parse(bytes(self._unread[:size]))
-            decision = heads.decide(head, self._relay.token_ok)
+            route = heads.decide(head, self._relay.token_ok)
             self.request_id = heads.request_id(head)
         except BadRequest as error:
-            decision = heads.refuse(400, error.message)
+            route = heads.refuse(400, error.message)
+        if isinstance(route, heads.Refusal):
+            self._answer(route, with_body=with_body)
+            return
+        target = self._relay.sandboxes.lookup(route.sandbox_id)
+        if target is None:
+            self._answer(heads.not_found(route.sandbox_id), with_body=with_body)
+            return
+        decision = heads.forward(head, route, target.inbound, target.traffic_token)
         if isinstance(decision, heads.Refusal):
             self._answer(decision, with_body=with_body)
-            return
-        target = self._relay.sandboxes.lookup(decision.sandbox_id)
-        if target is None:
-            self._answer(heads.not_found(decision.sandbox_id), with_body=with_body)
             return
         refusal = self._relay.admit(self, target, decision.port)
         if refusal is not None:
@@ -368,8 +395,13 @@ class _Connection:
         try:
             async with asyncio.timeout(self._relay.config.relay_connect_deadline):
                 outcome = await _connect_patiently(target, port)
+                if decision.tls_name is not None:
+                    self.tunnel = await relay_tls.open_tunnel(outcome, decision.tls_name, self.drop)
+                    outcome = self.tunnel.socket
         except ConnectionRefusedError:
             outcome = heads.port_closed(sandbox_id, port)
+        except relay_tls.HandshakeFailed:
+            outcome = heads.no_tls(sandbox_id, port)
         except OSError:  # which TimeoutError is
             outcome = heads.no_answer(sandbox_id, port)
         except BaseException:
@@ -378,6 +410,8 @@ class _Connection:
             raise
         if self.state is not _State.CONNECTING:
             # Dropped in the moment between the connection's success and this task's turn.
+            if self.tunnel is not None:
+                self.tunnel.abort()
             if isinstance(outcome, socket.socket):
                 reset(outcome)
             return
@@ -456,10 +490,18 @@ class _Connection:
 
 
 async def _connect_patiently(target: Target, port: int) -> socket.socket:
-    """Connect, trying a closed port again after each of CONNECT_PAUSES."""
+    """Connect, from outside or else by the agent, trying a closed port again after each of CONNECT_PAUSES."""
     for pause in CONNECT_PAUSES:
-        try:
-            return await target.connect(port)
-        except ConnectionRefusedError:
-            await asyncio.sleep(pause)
-    return await target.connect(port)
+        with contextlib.suppress(ConnectionRefusedError):
+            return await _connect(target, port)
+        await asyncio.sleep(pause)
+    return await _connect(target, port)
+
+
+async def _connect(target: Target, port: int) -> socket.socket:
+    try:
+        return await target.connect(port)
+    except ConnectionRefusedError:
+        if port == heads.AGENT_PORT:
+            raise
+        return await target.connect_inside(port)
