@@ -166,7 +166,6 @@ def test_what_cannot_be_kept_is_refused(opts):
     for options in (
         {"lifecycle": {"on_timeout": "pause"}},
         {"network": {"allow_out": ["10.0.0.1"]}},
-        {"network": {"allow_public_traffic": False}},
     ):
         with pytest.raises(SandboxException, match="not supported"):
             Sandbox.create(**opts, **options)

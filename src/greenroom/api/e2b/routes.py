@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from greenroom.api.e2b.errors import CreateUnknown, NotSupported
+from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
 from greenroom.api.e2b.resources import Handler, unsupported
@@ -75,6 +76,8 @@ class Dialect:
         key = claim_key(owner, header)
         body = await self._read(request, NewSandbox)
         check_create(body, self._api)
+        secure = bool(body.secure) if secure is None else secure
+        inbound = inbound_of(body.network, secure=secure)
         template = await self._fleet.template(body.template_id)
         claim = ClaimRequest(
             key=key,
@@ -83,8 +86,9 @@ class Dialect:
             ttl=float(timeout if body.timeout is None else body.timeout),
             metadata=body.metadata or {},
             env=body.env_vars or {},
-            secure=bool(body.secure) if secure is None else secure,
+            secure=secure,
             owner=owner,
+            inbound=inbound,
             wait=self._claims.queue_wait,
         )
         try:
