@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
@@ -242,6 +242,12 @@ class Keeper:
     def list(self) -> list[Sandbox]:
         """All running sandboxes; provisional ones are nobody's yet."""
         return [live.sandbox for live in self._live.values() if live.life.phase == "running"]
+
+    def tokens(self) -> Iterator[tuple[str, str]]:
+        """Id and token of each sandbox that `lookup` finds and that has one."""
+        for live in self._live.values():
+            if live.life.phase == "running" and live.sandbox.token is not None:
+                yield live.sandbox_id, live.sandbox.token
 
     async def by_key(self, key: str) -> Sandbox:
         """What the claim with this key becomes: one that is under way is waited for.

@@ -11,9 +11,18 @@ from starlette.routing import Route
 from greenroom.errors import BadRequest
 from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
+from greenroom.node.signatures import owner_of
 from greenroom.node.warmer import Warmer
 from greenroom.wire import logs, metrics
-from greenroom.wire.messages import ClaimRequest, NodeStatus, PoolSpec, SandboxList, TimeoutRequest
+from greenroom.wire.messages import (
+    ClaimRequest,
+    NodeStatus,
+    PoolSpec,
+    SandboxList,
+    SignatureOwner,
+    SignedUrl,
+    TimeoutRequest,
+)
 from greenroom.wire.serving import endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
@@ -57,6 +66,10 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
     async def confirm(request: Request) -> Response:
         return json_response(await keeper.confirm(request.path_params["sandbox_id"]))
 
+    async def signatures(request: Request) -> Response:
+        url = await read_json(request, SignedUrl)
+        return json_response(SignatureOwner(owner_of(url, keeper.tokens())))
+
     async def set_pools(request: Request) -> Response:
         specs = await read_json(request, list[PoolSpec])
         await warmer.set_pools(specs, lambda _step, _done: None)
@@ -73,6 +86,7 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         endpoint("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
+        endpoint("POST", "/v1/signatures", signatures, ("proxy",)),
         endpoint("PUT", "/v1/pools", set_pools, ("master",)),
         endpoint("GET", "/v1/status", node_status, ("master", "operator")),
     ]

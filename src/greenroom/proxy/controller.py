@@ -15,13 +15,13 @@ from prometheus_client.core import Metric
 
 from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
-from greenroom.proxy import nodes, resources, secure
+from greenroom.proxy import nodes, resources, secure, signed
 from greenroom.proxy.admin import Admin, AdminError, admin_of
 from greenroom.proxy.envoy import Envoy, kill_leftover
 from greenroom.proxy.files import EnvoyFiles, envoy_identity
 from greenroom.proxy.metrics import STARTS, of_envoy, read
 from greenroom.wire import metrics, serving, tasks
-from greenroom.wire.calling import role_client
+from greenroom.wire.calling import RoleClient, role_client
 from greenroom.wire.credentials import Verifier, own_token, write_private
 
 _log = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ class Controller:
         kill_leftover(self._files, self._record)
         for port in {self._port, self._tls_port or 0} - {0}:
             check_port(self._config.host, port)
-        self._write_clusters()
         self._files.write(resources.BOOTSTRAP, _encode(resources.bootstrap(self._config, self._spec.replica)))
         async with (
             role_client(self._token, masters=self._spec.master_urls) as client,
             admin_of(self._files.directory) as admin,
-            self._answering(admin),
+            self._answering(admin, client),
         ):
+            self._write_clusters()
             following = tasks.spawn(nodes.follow(client, self._spec.master_urls, self.apply), "follow-nodes")
             telling: asyncio.Task[None] | None = None
             keeping: asyncio.Task[None] | None = None
@@ -99,12 +99,14 @@ class Controller:
                 self._record.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def _answering(self, admin: Admin) -> AsyncIterator[None]:
-        """For the length of a block, answer `/healthz` and `/metrics` on an address of the controller's own.
+    async def _answering(self, admin: Admin, client: RoleClient) -> AsyncIterator[None]:
+        """For the length of a block, answer `/healthz`, `/metrics` and Envoy's questions about signed URLs on an
+        address of the controller's own.
 
         `<home>/internal.url` tells which, for scrapers: the ready message names the entry.
         """
-        app = serving.application([], self._verifier, more_metrics=lambda: of_envoy(admin))
+        finder = signed.Finder(client, lambda: [relay.api_url for relay in (self._relays or {}).values()])
+        app = serving.application(finder.routes(), self._verifier, more_metrics=lambda: of_envoy(admin))
         told = self._spec.home / "internal.url"
         sock = serving.listen(self._spec.host, self._spec.port)
         async with serving.serving_beside(app, sock) as self._own_url:
@@ -145,7 +147,7 @@ class Controller:
 
     def _write_clusters(self) -> None:
         self._version += 1
-        clusters = [self._api_cluster]
+        clusters = [self._api_cluster, resources.controller_cluster(self._own_url, self._config)]
         for code, relay in sorted((self._relays or {}).items()):
             clusters.append(resources.node_cluster(code, relay, self._config))
         self._files.write(resources.CLUSTERS, resources.discovery(str(self._version), clusters))

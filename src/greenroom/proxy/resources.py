@@ -25,7 +25,7 @@ BOOTSTRAP, XDS, RUN = "bootstrap.json", "xds", "run"
 CLUSTERS, LISTENERS = f"{XDS}/clusters.json", f"{XDS}/listeners.json"
 ADMIN_SOCKET = f"{RUN}/admin.sock"
 CERTIFICATE = f"{XDS}/certificate.json"
-ENTRY, API = "entry", "api"
+ENTRY, API, CONTROLLER = "entry", "api", "controller"
 ENTRY_TLS = "entry_tls"
 
 BUFFER = 1 << 20
@@ -50,10 +50,11 @@ _FORWARDED_FOR = {
 
 
 class Relay(msgspec.Struct, frozen=True, order=True):
-    """Where a node's relay listens."""
+    """Where a node's relay listens, and its API."""
 
     host: str
     port: int
+    api_url: str = ""
 
 
 def bootstrap(config: ProxyConfig, replica: int = 0) -> Document:
@@ -196,7 +197,7 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
                 "name": "routing",
                 "typed_config": {
                     "@type": f"{_TYPES}.extensions.filters.http.lua.v3.Lua",
-                    "default_source_code": {"inline_string": _filter(domain)},
+                    "default_source_code": {"inline_string": _filter(domain, relay_token)},
                 },
             },
             {
@@ -214,13 +215,15 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
     }
 
 
-def _filter(domain: str) -> str:
+def _filter(domain: str, token: str) -> str:
     name, colon, port = (domain or "localhost").lower().partition(":")
     name = name.removesuffix(".")
     if not _DOMAIN.fullmatch(name) or (colon and not port.isdigit()):
         raise SetupError(f"the domain {domain!r} is not a host name (with an optional :port)")
     source = importlib.resources.files("greenroom.proxy").joinpath("routing.lua").read_text(encoding="utf-8")
-    return f'local DOMAIN = "{name}"\n{source}'
+    # The credential is made of hexadecimal digits; in quotes as Lua escapes them it could be anything.
+    quoted = "".join(f"\\{byte:03d}" for byte in token.encode())
+    return f'local DOMAIN = "{name}"\nlocal CREDENTIAL = "{quoted}"\n{source}'
 
 
 def _routes(relay_token: str) -> list[Document]:
@@ -228,6 +231,19 @@ def _routes(relay_token: str) -> list[Document]:
         return {"prefix": "/", "headers": [{"name": header, "present_match": True}]}
 
     return [
+        *(
+            {
+                "match": {
+                    "prefix": "/",
+                    "headers": [{"name": "x-greenroom-status", "string_match": {"exact": str(status)}}],
+                },
+                "direct_response": {"status": status},
+                "response_headers_to_add": []
+                if status == 401
+                else [{"header": {"key": "retry-after", "value": "1"}}],
+            }
+            for status in (401, 429, 503)
+        ),
         {"match": marked("x-greenroom-refusal"), "direct_response": {"status": 400}},
         {
             "match": marked("x-greenroom-cluster"),
@@ -297,6 +313,14 @@ def api_cluster(urls: Sequence[str], config: ProxyConfig) -> Document:
                 "http_health_check": {"path": "/healthz"},
             }
         ],
+        "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_1({"idle_timeout": API_IDLE})},
+    }
+
+
+def controller_cluster(url: str, config: ProxyConfig) -> Document:
+    """The controller's own listener, asked about signed URLs."""
+    return {
+        **_cluster(CONTROLLER, [_host_and_port(url)], config),
         "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_1({"idle_timeout": API_IDLE})},
     }
 

@@ -103,6 +103,19 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_ms: float | None = None
 
 
+class SignedUrl(msgspec.Struct, frozen=True):
+    """Ask a node whose signature the raw `query` of a `/files` URL holds, made for one of `operations`."""
+
+    query: Annotated[str, msgspec.Meta(max_length=32_768)]
+    operations: tuple[str, ...]
+
+
+class SignatureOwner(msgspec.Struct, frozen=True):
+    """The node's answer: its sandbox, or None."""
+
+    sandbox_id: str | None
+
+
 class TimeoutRequest(msgspec.Struct, frozen=True):
     """Let a sandbox end `ttl` seconds from now; with `extend_only`, never earlier than it would already."""
 
