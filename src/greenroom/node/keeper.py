@@ -42,7 +42,7 @@ _ATTEMPTS = 2
 
 
 class Live:
-    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay.Target`)."""
+    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay_targets.Target`)."""
 
     def __init__(self, key: str, sandbox: Sandbox, vm: Vm) -> None:
         self.key = key

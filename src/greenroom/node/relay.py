@@ -18,7 +18,6 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -27,67 +26,19 @@ from greenroom.errors import BadRequest
 from greenroom.node import relay_heads as heads
 from greenroom.node import relay_tls
 from greenroom.node.relay_splice import CHUNK, Splice, reset
+from greenroom.node.relay_targets import Directory, Target, connect_patiently
 from greenroom.wire import serving, tasks
-from greenroom.wire.messages import Inbound
 
 _log = logging.getLogger(__name__)
 
 HEADLESS = 1024
 """Connections whose head has not come yet, and separately those being refused; one more drops the oldest."""
-CONNECT_PAUSES = (0.05, 0.1, 0.15)
-"""Seconds before each further try of a closed port: a service just started may be about to listen."""
 FAREWELL = 2.0
 """Seconds a refused client gets to read the answer while what it still sends is thrown away."""
 UNPROVEN = frozenset((400, 401, 408, 431))
 """Refusals that any user of the machine can bring about: told at DEBUG, so that nobody can fill the log."""
 _ACCEPT_PAUSE = 0.1
 _ACCEPT_BATCH = 64
-
-
-class Target(Protocol):
-    """A sandbox running on this node."""
-
-    @property
-    def sandbox_id(self) -> str: ...
-
-    @property
-    def owner(self) -> str:
-        """Whose sandbox it is: connections are bounded per owner, too."""
-        ...
-
-    @property
-    def inbound(self) -> Inbound:
-        """How what comes from outside reaches it."""
-        ...
-
-    @property
-    def traffic_token(self) -> str | None:
-        """What opens its ports where they are not public."""
-        ...
-
-    async def connect(self, port: int) -> socket.socket:
-        """A connected non-blocking TCP socket to `port` in the guest, now owned by the caller.
-
-        Raises ConnectionRefusedError when nothing listens, TimeoutError when the guest does not answer, other
-        OSErrors as they come. When cancelled it must close what it opened.
-        """
-        ...
-
-    async def connect_inside(self, port: int) -> socket.socket:
-        """The same, but to what listens on the guest's loopback only, by way of the guest's agent.
-
-        Asked when `connect` was refused. Raises ConnectionRefusedError when nothing listens there either, or the
-        agent offers no such way.
-        """
-        ...
-
-
-class Directory(Protocol):
-    """The node's running sandboxes."""
-
-    def lookup(self, sandbox_id: str) -> Target | None:
-        """The sandbox if it runs here (not paused, not ended), else None."""
-        ...
 
 
 class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,7 +239,7 @@ class _Connection:
 
     __slots__ = (
         *("_relay", "_sock", "_timer", "_unread"),
-        *("owner", "request_id", "sandbox_id", "splice", "state", "task", "tunnel"),
+        *("as_page", "owner", "request_id", "sandbox_id", "splice", "state", "task", "tunnel"),
     )
 
     def __init__(self, relay: Relay, sock: socket.socket) -> None:
@@ -298,6 +249,7 @@ class _Connection:
         self.sandbox_id = ""
         self.owner = ""
         self.request_id = ""
+        self.as_page = False
         self.splice: Splice | None = None
         self.tunnel: relay_tls.Tunnel | None = None
         self.task: asyncio.Task[None] | None = None
@@ -360,6 +312,7 @@ class _Connection:
             head = heads.parse(bytes(self._unread[:size]))
             route = heads.decide(head, self._relay.token_ok)
             self.request_id = heads.request_id(head)
+            self.as_page = heads.is_navigation(head)
         except BadRequest as error:
             route = heads.refuse(400, error.message)
         if isinstance(route, heads.Refusal):
@@ -394,7 +347,7 @@ class _Connection:
         outcome: socket.socket | heads.Refusal
         try:
             async with asyncio.timeout(self._relay.config.relay_connect_deadline):
-                outcome = await _connect_patiently(target, port)
+                outcome = await connect_patiently(target, port)
                 if decision.tls_name is not None:
                     self.tunnel = await relay_tls.open_tunnel(outcome, decision.tls_name, self.drop)
                     outcome = self.tunnel.socket
@@ -463,7 +416,7 @@ class _Connection:
         self._unread = bytearray()
         self.state = _State.FAREWELL
         try:
-            self._sock.send(refusal.encode(with_body=with_body))
+            self._sock.send(refusal.encode(with_body=with_body, as_page=self.as_page))
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._close(reset)
@@ -487,21 +440,3 @@ class _Connection:
             return
         if size == 0:
             self._close(socket.socket.close)
-
-
-async def _connect_patiently(target: Target, port: int) -> socket.socket:
-    """Connect, from outside or else by the agent, trying a closed port again after each of CONNECT_PAUSES."""
-    for pause in CONNECT_PAUSES:
-        with contextlib.suppress(ConnectionRefusedError):
-            return await _connect(target, port)
-        await asyncio.sleep(pause)
-    return await _connect(target, port)
-
-
-async def _connect(target: Target, port: int) -> socket.socket:
-    try:
-        return await target.connect(port)
-    except ConnectionRefusedError:
-        if port == heads.AGENT_PORT:
-            raise
-        return await target.connect_inside(port)

@@ -23,6 +23,7 @@ A hostile guest can answer what it likes on its own connection and no other: the
 from __future__ import annotations
 
 import hmac
+import html
 import re
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -98,15 +99,27 @@ class Refusal(msgspec.Struct, frozen=True):
     status: int
     body: dict[str, str | int]
 
-    def encode(self, *, with_body: bool = True) -> bytes:
-        """The whole HTTP/1.1 response; without its body for a HEAD request."""
-        payload = msgspec.json.encode(self.body)
+    def encode(self, *, with_body: bool = True, as_page: bool = False) -> bytes:
+        """The whole HTTP/1.1 response, as JSON or as a page for people; without its body for a HEAD request."""
+        payload, kind = msgspec.json.encode(self.body), "application/json"
+        if as_page:
+            payload, kind = _page(self.body), "text/html; charset=utf-8"
         retry = "Retry-After: 1\r\n" if self.status in (429, 503) else ""
         head = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\nContent-Type: application/json\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(payload)}\r\n{retry}Connection: close\r\n\r\n"
         )
         return head.encode() + (payload if with_body else b"")
+
+
+def _page(body: dict[str, str | int]) -> bytes:
+    """What a browser shows instead of JSON. Some of it may be the client's own text."""
+    about = " · ".join(html.escape(f"{name} {body[name]}") for name in ("sandboxId", "port") if name in body)
+    message = html.escape(str(body["message"]))
+    return (
+        f'<!doctype html><html lang="en"><title>{body["code"]}</title>'
+        f"<h1>{message}</h1><p>{about}</p></html>\n".encode("utf-8", "replace")
+    )
 
 
 def refuse(status: int, message: str) -> Refusal:
@@ -168,6 +181,12 @@ def request_id(head: Head) -> str:
     offered = head.values(logs.HEADER.encode())
     text = offered[0].decode("latin-1") if len(offered) == 1 else ""
     return text if logs.acceptable(text) else ""
+
+
+def is_navigation(head: Head) -> bool:
+    """True if a browser is about to show the answer to a person; programs, and scripts in pages, get JSON."""
+    wants_html = any(b"text/html" in value.lower() for value in head.values(b"accept"))
+    return wants_html and head.values(b"sec-fetch-mode") == [b"navigate"]
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
