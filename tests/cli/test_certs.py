@@ -116,6 +116,7 @@ def test_env_tls_points_at_names_alone(home: Home) -> None:
     assert bundle == str(home.state.root / "tls" / "box.example.test" / "bundle.pem")
     assert key.startswith("e2b_")
     assert json.loads(home.ok("env", "--tls", "--json"))["SSL_CERT_FILE"] == bundle
+    assert f"with TLS on port {domain.rpartition(':')[2]}," in home.run("status").stdout
     # The plain entry stays what it was.
     assert json.loads(home.ok("env", "--json"))["E2B_API_URL"] == seen.entry_url
 
