@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -79,6 +80,14 @@ def use_everything(agent: Agent, folder: Path) -> None:
     """One request of each kind."""
     agent.request("GET", "/health")
     agent.run("echo hi")
+    agent.run("echo hi", pty={"size": {"cols": 80, "rows": 24}})
+    agent.run("head -c 3000000 /dev/zero", offsets=True)
+    agent.process_call("Inspect", {"process": {"executionId": "x"}})
+    watcher = agent.call("CreateWatcher", {"path": str(folder), "recursive": True, "includeEntry": True})
+    agent.call("GetWatcherEvents", watcher.json)
+    agent.call("RemoveWatcher", watcher.json)
+    with agent.stream("filesystem.Filesystem/WatchDir", {"path": str(folder)}):
+        pass
     agent.run("x", user="no-such-user")
     agent.call("Stat", {"path": "/"})
     agent.call("ListDir", {"path": "/etc"})
@@ -87,6 +96,9 @@ def use_everything(agent: Agent, folder: Path) -> None:
     agent.call("Remove", {"path": str(folder / "moved")})
     agent.request("POST", f"/files?path={folder}/x", b"x", {"Content-Type": "application/octet-stream"})
     agent.request("GET", f"/files?path={folder}/x", headers={"Accept-Encoding": "gzip"})
+    parts = {"source_paths": [f"{folder}/x"], "destination": f"{folder}/y"}
+    agent.request("POST", "/files/compose", json.dumps(parts).encode())
+    agent.request("GET", "/upgrade/loopback/80")
     agent.request("GET", "/metrics")
     agent.request("GET", "/envs")
     agent.request("POST", "/init", b'{"hostname":"x","entropy":"%b"}' % b64(bytes(32)).encode())

@@ -78,7 +78,7 @@ async def test_private_ports_have_a_token_that_outlives_the_node(
     assert live is not None
     assert (live.inbound, live.traffic_token) == (inbound, sandbox.traffic_token)
     read_again = Journal(tmp_path / "journal.db")
-    kept = {entry.key: entry.sandbox for entry, _vm in read_again.running()}
+    kept = {entry.key: entry.sandbox for entry, *_rest in read_again.running()}
     assert kept["k1"] == sandbox
     read_again.close()
 
@@ -380,7 +380,7 @@ def test_claims_that_were_answered_outlive_a_sigkill(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
     journal = Journal(tmp_path / "journal.db")
-    assert {entry.key for entry, _ in journal.running()} == {f"k{number}" for number in range(5)}
+    assert {entry.key for entry, _, _ in journal.running()} == {f"k{number}" for number in range(5)}
     journal.close()
 
 

@@ -370,6 +370,15 @@ async def test_private_ports_are_opened_by_the_token_alone() -> None:
 
 
 @on_both_loops
+async def test_who_may_not_come_in_wakes_nobody() -> None:
+    async with relaying() as (_relay, address, directory):
+        target = directory.add()
+        target.inbound, target.traffic_token = PRIVATE, TOKEN
+        target.asleep = asyncio.Event()  # nobody ever sets it
+        assert (await answer_of(address, head()))[0] == 403
+
+
+@on_both_loops
 async def test_a_service_on_the_guests_loopback_is_reached_by_the_agent_at_once() -> None:
     async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_head(reader)

@@ -21,7 +21,16 @@ import psutil
 from greenroom.bench.density_host import HostMemory, MembersOnHost, host_memory
 from greenroom.bench.faults_records import HostCount
 from greenroom.bench.lanes import unbroken
-from greenroom.bench.report import SUMMARY_COLUMNS, Conditions, Meter, Table, cell, reason, summary_cells
+from greenroom.bench.report import (
+    SUMMARY_COLUMNS,
+    Conditions,
+    Meter,
+    Table,
+    Target,
+    cell,
+    reason,
+    summary_cells,
+)
 from greenroom.bench.summaries import Sample, Summary, rate, summarise
 from greenroom.bench.supply import HeldRow, held_table
 from greenroom.errors import GreenroomError, SetupError
@@ -122,6 +131,10 @@ class DensityReport(msgspec.Struct, frozen=True, kw_only=True):
     held_notes: list[str] = []
     fill: list[FillSample]
     claims: list[ClaimRow]
+    targets: list[Target] = []
+    tables: list[Table] = []
+    """Both, and the notes, as they are shown to people."""
+    notes: list[str] = []
 
     @property
     def passed(self) -> bool:
@@ -294,11 +307,12 @@ def summarise_run(
     down_seconds: float,
     left: HostCount,
     after: HostMemory,
+    held: tuple[list[HeldRow], list[str]] = ([], []),
 ) -> DensityReport:
-    """The report over all that was seen."""
+    """The report over all that was seen; `held` are the figures by restore mode and notes on them."""
     last = seen.fill[-1]
     pss = [memory.pss_mib for memory in seen.host.memories]
-    return DensityReport(
+    report = DensityReport(
         conditions=conditions,
         plan=plan,
         reached=last.warm,
@@ -318,8 +332,13 @@ def summarise_run(
         down_seconds=down_seconds,
         left=left,
         after=after,
+        held=held[0],
+        held_notes=held[1],
         fill=seen.fill,
         claims=seen.claims,
+    )
+    return msgspec.structs.replace(
+        report, targets=targets(report), tables=tables(report), notes=notes(report)
     )
 
 
@@ -423,6 +442,30 @@ def tables(report: DensityReport) -> list[Table]:
         ),
     ]
     return made + ([held_table(report.held)] if report.held else [])
+
+
+def targets(report: DensityReport) -> list[Target]:
+    """What was aimed at."""
+    return [
+        Target(
+            name=f"density: members missing of {report.plan.count}",
+            value=float(report.plan.count - report.reached),
+            limit=0.0,
+            unit="",
+        ),
+        Target(
+            name=f"density: wrong answers of {report.plan.claims} claimed",
+            value=float(report.plan.claims - report.claims_right),
+            limit=0.0,
+            unit="",
+        ),
+        Target(
+            name="density: left on the host after the end",
+            value=float(report.left.total()),
+            limit=0.0,
+            unit="",
+        ),
+    ]
 
 
 def _each(value: float, count: int) -> str:

@@ -1,4 +1,4 @@
-"""`bench platform` and `bench density`: what a platform of its own costs this machine, idle and with a full pool.
+"""`bench platform`, `density` and `report`: what a platform costs this machine, idle and full, and a page of it all.
 
 What is looked at is in `greenroom.bench.idle` and `greenroom.bench.density`; here the platform is started, handed
 to them by its records and its HTTP, and stopped again whatever happens.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from greenroom.bench.density import DensityPlan, DensityReport, PoolLook, Seen
     from greenroom.bench.density_host import MembersOnHost
     from greenroom.bench.idle import IdlePlan, IdleReport, IdleSample
-    from greenroom.bench.report import Conditions, Meter, Table
+    from greenroom.bench.report import Conditions, Meter
     from greenroom.bench.summaries import Summary
     from greenroom.bench.supply import HeldRow
     from greenroom.cli.interrupts import Interrupts
@@ -67,6 +67,12 @@ def register(app: typer.Typer) -> None:
             "greenroom bench density --count 100 --claim 5 --alive 0 --json density.json",
         )
     )(density)
+    app.command(
+        "report",
+        epilog=examples(
+            "greenroom bench report", "greenroom bench report --results /tmp/results --out /tmp/page"
+        ),
+    )(make_page)
 
 
 def platform(
@@ -93,7 +99,7 @@ def platform(
     plan = idle.IdlePlan(seconds=minutes * 60)
     with Interrupts() as interrupts:
         report = _idle(interrupts, state_dir_of(context, state_dir), cache_dir_of(context, cache_dir), plan)
-    return _show(report, idle.notes(report), idle.tables(report), [], json, passed=report.within)
+    return _show(report, [], json, passed=report.within)
 
 
 def _idle(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: IdlePlan) -> IdleReport:
@@ -171,20 +177,34 @@ def density(
         reports.check_writable(json)
     with Interrupts() as interrupts:
         report = _fill(interrupts, settings, cache_dir_of(context, cache_dir), plan)
-    return _show(
-        report,
-        measuring.notes(report),
-        measuring.tables(report),
-        measuring.failures(report),
-        json,
-        passed=report.passed,
-    )
+    return _show(report, measuring.failures(report), json, passed=report.passed)
+
+
+def make_page(
+    results: Annotated[
+        Path, typer.Option("--results", metavar="DIR", help="Where the benchmarks' JSON files lie.")
+    ] = Path("bench-results"),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where performance.md and its pictures go.")
+    ] = Path("docs"),
+) -> int:
+    """Make a page with tables and pictures of what the benchmarks wrote; what was not measured is said to be.
+
+    Needs matplotlib (`scripts/setup.sh bench`).
+    """
+    from greenroom.bench import performance
+
+    words = performance.read_words()
+    found = performance.read(results, words)
+    place, pictures = performance.write(out, words, found)
+    for result in found:
+        print(f"{result.section.file}: {result.problem or 'shown'}")
+    print(f"{place}, with {len(pictures)} pictures in {out / performance.PICTURES}")
+    return 0
 
 
 def _fill(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: DensityPlan) -> DensityReport:
     import time
-
-    import msgspec
 
     from greenroom.bench import density as measuring
     from greenroom.bench import density_host, faults_host
@@ -206,11 +226,11 @@ def _fill(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: Density
         down = time.monotonic() - began_down
         left = faults_host.count(state.root, tags)
         after = density_host.host_memory()
-        report = measuring.summarise_run(conditions, plan, seen, down, left, after)
+        held: tuple[list[HeldRow], list[str]] = ([], [])
         if plan.alive:
-            held, held_notes = _by_mode(interrupts, directory, settings, cache_dir, plan, meter)
-            report = msgspec.structs.replace(report, held=held, held_notes=held_notes)
-        return msgspec.structs.replace(report, conditions=reports.finish(report.conditions))
+            held = _by_mode(interrupts, directory, settings, cache_dir, plan, meter)
+        finished = reports.finish(conditions)
+        return measuring.summarise_run(finished, plan, seen, down, left, after, held)
 
 
 def _filled(interrupts: Interrupts, state: StateDir, plan: DensityPlan, meter: Meter) -> Seen:
@@ -406,8 +426,6 @@ def _conditions(state: StateDir, size: Size) -> Conditions:
 
 def _show(
     report: IdleReport | DensityReport,
-    notes: Sequence[str],
-    tables: Sequence[Table],
     failures: Sequence[tuple[str, Summary]],
     json: Path | None,
     *,
@@ -417,10 +435,10 @@ def _show(
     from greenroom.bench import report as reports
     from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
 
-    for line in [*reports.conditions_lines(report.conditions), *notes]:
+    for line in [*reports.conditions_lines(report.conditions), *report.notes]:
         print(line)
     print()
-    for table in tables:
+    for table in report.tables:
         print(table.title)
         print_table("", table.columns, table.rows)
     for line in reports.failure_lines(failures):

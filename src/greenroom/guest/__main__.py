@@ -22,6 +22,7 @@ from .app import App
 from .executions import Keeping, ProcessTable
 from .machine import Machine, RecordingMachine
 from .outputs import Limits
+from .reaping import adopt_orphans, watch_orphans
 from .server import Server
 from .sessions import CommandGroups
 from .settings import Settings
@@ -48,6 +49,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="where each command gets a cgroup (version 2) of its own; 'none' for no groups "
         f"(default: {DEFAULT_CGROUPS}, with --dry-identity none)",
+    )
+    parser.add_argument(
+        "--subreaper", action="store_true", help="adopt and reap orphans though another process is init"
     )
     parser.add_argument("--spill", metavar="DIR", help=f"where output is spilled (default: {DEFAULT_SPILL})")
     limits = Limits()
@@ -108,6 +112,10 @@ async def serve(chosen: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if chosen.subreaper:
+        adopt_orphans()
+    if chosen.subreaper or os.getpid() == 1:
+        watch_orphans(loop)
     machine = RecordingMachine(chosen.dry_identity) if chosen.dry_identity else Machine()
     workers = Workers()
     table = ProcessTable(workers, keeping(chosen), command_groups(chosen))

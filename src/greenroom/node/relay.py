@@ -22,7 +22,7 @@ from collections.abc import Callable
 import msgspec
 
 from greenroom.config import NodesConfig
-from greenroom.errors import BadRequest
+from greenroom.errors import BadRequest, GreenroomError, UnknownSandbox
 from greenroom.node import relay_heads as heads
 from greenroom.node import relay_tls
 from greenroom.node.relay_splice import CHUNK, Splice, reset
@@ -346,6 +346,8 @@ class _Connection:
         sandbox_id, port = decision.sandbox_id, decision.port
         outcome: socket.socket | heads.Refusal
         try:
+            async with asyncio.timeout(self._relay.config.relay_wake_deadline):
+                await target.ready()
             async with asyncio.timeout(self._relay.config.relay_connect_deadline):
                 outcome = await connect_patiently(target, port)
                 if decision.tls_name is not None:
@@ -355,6 +357,10 @@ class _Connection:
             outcome = heads.port_closed(sandbox_id, port)
         except relay_tls.HandshakeFailed:
             outcome = heads.no_tls(sandbox_id, port)
+        except UnknownSandbox:
+            outcome = heads.not_found(sandbox_id)
+        except GreenroomError as error:
+            outcome = heads.refuse(503, f"the sandbox could not be resumed: {error.message}")
         except OSError:  # which TimeoutError is
             outcome = heads.no_answer(sandbox_id, port)
         except BaseException:

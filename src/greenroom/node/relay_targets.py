@@ -41,6 +41,10 @@ class Target(Protocol):
         """What opens its ports where they are not public."""
         ...
 
+    async def ready(self) -> None:
+        """Return when it runs; one that resumes by itself is resumed for this. Raises why it does not."""
+        ...
+
     async def connect(self, port: int) -> socket.socket:
         """A connected non-blocking TCP socket to `port` in the guest, now owned by the caller.
 
@@ -62,7 +66,7 @@ class Directory(Protocol):
     """The node's running sandboxes."""
 
     def lookup(self, sandbox_id: str) -> Target | None:
-        """The sandbox if it runs here (not paused, not ended), else None."""
+        """The sandbox if it runs here, or will once its `ready` was waited for, else None."""
         ...
 
 

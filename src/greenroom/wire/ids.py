@@ -13,6 +13,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 CODE_LENGTH = 4
 _RANDOM_LENGTH = 15
 _PATTERN = re.compile(rf"i[a-z0-9]{{{CODE_LENGTH + _RANDOM_LENGTH}}}")
+_SNAPSHOT = re.compile(rf"s[a-z0-9]{{{CODE_LENGTH + _RANDOM_LENGTH}}}")
 
 
 def _draw(length: int) -> str:
@@ -35,6 +36,16 @@ def new_sandbox_id(node_code: str) -> str:
     return "i" + node_code + _draw(_RANDOM_LENGTH)
 
 
+def new_snapshot_id(node_code: str) -> str:
+    """A fresh id of a snapshot that the node with `node_code` keeps: like a sandbox's, with `s`."""
+    return "s" + node_code + _draw(_RANDOM_LENGTH)
+
+
+def is_snapshot_id(text: str) -> bool:
+    """True if `text` has the form of a snapshot id; a template's can have it too."""
+    return _SNAPSHOT.fullmatch(text) is not None
+
+
 def new_template_id() -> str:
     """A fresh opaque template id of twenty characters, as E2B's are."""
     return _draw(20)
@@ -46,7 +57,7 @@ def is_sandbox_id(text: str) -> bool:
 
 
 def node_code_of(sandbox_id: str) -> str:
-    """The code of the node a well-formed `sandbox_id` is homed on. Raises ValueError on any other text."""
-    if not is_sandbox_id(sandbox_id):
-        raise ValueError("not a sandbox id")
+    """The code of the node that a well-formed sandbox or snapshot id names. Raises ValueError on any other text."""
+    if not (is_sandbox_id(sandbox_id) or is_snapshot_id(sandbox_id)):
+        raise ValueError("not the id of a sandbox or snapshot")
     return sandbox_id[1 : 1 + CODE_LENGTH]

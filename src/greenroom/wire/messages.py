@@ -61,6 +61,16 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     """Ports on which services in the guest speak TLS."""
 
 
+class Lifespan(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens at a sandbox's time-out: it ends, or is paused. E2B's `autoPause` and `autoResume`."""
+
+    auto_pause: bool = False
+    pause_memory: bool = True
+    """What is in its memory is kept; else its disk alone, and it boots when it is resumed."""
+    auto_resume: bool = False
+    """A request for it resumes it."""
+
+
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a master (and it a node) for one sandbox. `key` makes repeating it safe."""
 
@@ -76,6 +86,9 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     inbound: Inbound = Inbound()
     wait: float = 10.0
     """Seconds the claim may stand in a dry pool's queue."""
+    lifespan: Lifespan = Lifespan()
+    snapshot: str = ""
+    """Id of the snapshot to start from, instead of a template's pool; its id names its node."""
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +114,74 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_ms: float | None = None
     """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
     clock_error_ms: float | None = None
+    lifespan: Lifespan = Lifespan()
+    paused_memory: bool | None = None
+    """While it is paused: whether its memory was kept."""
+
+
+class PauseRequest(msgspec.Struct, frozen=True):
+    """Pause a sandbox, with its memory or with its disk alone."""
+
+    memory: bool = True
+
+
+class ResumeRequest(msgspec.Struct, frozen=True):
+    """Let a paused sandbox run for `ttl` seconds, and a running one for at least as long."""
+
+    ttl: float
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The answer to it. `resumed` is False when the sandbox was running."""
+
+    sandbox: Sandbox
+    resumed: bool
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Take a snapshot of a running sandbox, which goes on."""
+
+    name: str = ""
+    memory: bool = True
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that a user took, as its node keeps it."""
+
+    snapshot_id: str
+    name: str
+    owner: str
+    sandbox_id: str
+    template: str
+    size: Size
+    created_at: float
+    memory: bool
+
+
+class SnapshotList(msgspec.Struct, frozen=True):
+    """A node's snapshots."""
+
+    snapshots: list[SnapshotInfo]
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Make sandboxes that go on where a running one stands, one for each of `keys`; it goes on too."""
+
+    keys: list[ClaimKey]
+    ttl: float
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one of them."""
+
+    sandbox: Sandbox | None = None
+    error: str = ""
+
+
+class ForkList(msgspec.Struct, frozen=True):
+    """All of them, in the order of the keys."""
+
+    forks: list[Fork]
 
 
 class SignedUrl(msgspec.Struct, frozen=True):
