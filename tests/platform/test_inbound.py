@@ -50,7 +50,7 @@ def by_name(platform: Platform) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["names_alone", "private_ports", "masked_and_tls", "killed"])
+@pytest.mark.parametrize("scenario", ["names_alone", "private_ports", "masked_and_tls", "loopback", "killed"])
 def test_the_sdk_needs_a_domain_a_key_and_an_authority(
     secured: Platform, tmp_path: Path, scenario: str
 ) -> None:

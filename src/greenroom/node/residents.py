@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -108,8 +107,10 @@ class Live:
         return self.sandbox.traffic_token
 
     async def connect_inside(self, port: int) -> socket.socket:
-        """Always refused: the agent of today's guests offers no way to their loopback."""
-        raise ConnectionRefusedError(errno.ECONNREFUSED, f"the agent offers no way to port {port}")
+        """A connected socket to a port of the guest's loopback."""
+        if self.vm is None:
+            raise ConnectionRefusedError("the sandbox is paused")
+        return await self.vm.connect_inside(port)
 
 
 class Residents:

@@ -111,6 +111,21 @@ def masked_and_tls() -> None:
             assert "x-greenroom-partial" not in answer.headers
 
 
+def loopback() -> None:
+    """What listens on the guest's own loopback is reached as well, with TLS or without, and only that which does."""
+    with Sandbox.create(timeout=120, network={"mask_request_host": "localhost:${PORT}"}) as box:
+        box.files.write("a.txt", "x" * 3_000_000)
+        for port, address in ((8000, "127.0.0.1"), (8001, "::1")):
+            box.commands.run(SERVER.format(port=port, address=address), background=True)
+            assert get(f"https://{box.get_host(port)}/a.txt").text == "x" * 3_000_000
+        closed = httpx.get(f"https://{box.get_host(8002)}/")
+        assert (closed.status_code, closed.json()["port"]) == (502, 8002)
+        inside = httpx.get(
+            f"https://{box.get_host(49983)}/upgrade/loopback/8000", headers={"x-greenroom-control": ""}
+        )
+        assert inside.status_code == 404
+
+
 def killed() -> None:
     """What runs when its sandbox is killed learns that, over HTTP/2 too."""
     box = Sandbox.create(timeout=120)
@@ -124,7 +139,7 @@ def killed() -> None:
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {
-    scenario.__name__: scenario for scenario in (names_alone, private_ports, masked_and_tls, killed)
+    scenario.__name__: scenario for scenario in (names_alone, private_ports, masked_and_tls, loopback, killed)
 }
 
 if __name__ == "__main__":
