@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -233,10 +235,28 @@ async def test_a_certificate_near_its_end_is_renewed_by_the_proxy(
     assert old.pair.certificate.decode() not in str(json.loads(written[1]))
 
 
+async def test_an_envoy_that_died_comes_back_to_both_ports(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        proxy = await stage.start(tls_port=0)
+        before = await shown_by(stage, proxy)
+        os.kill(proxy.envoy_pid, signal.SIGKILL)
+
+        async def back() -> bool:
+            try:
+                return await shown_by(stage, proxy) == before
+            except OSError:
+                return False
+
+        await eventually(lambda: proxy.envoys() not in ([], [proxy.envoy_pid]))
+        await eventually(back)
+        async with await Raw.connect(proxy.address):
+            pass
+
+
 async def test_a_domain_without_wildcards_is_refused_at_the_start(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         spec = msgspec.structs.replace(stage.spec(tls_port=0), domain="localhost:1")
         proxy = await stage.launch(spec)
-        assert await proxy.wait() != 0
+        assert await proxy.wait() == 78
         assert "wildcard" in proxy.log
         assert "Traceback" not in proxy.log

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from greenroom.errors import GreenroomError
+from greenroom.errors import BadRequest, GreenroomError, SetupError
 from greenroom.proxy import certificate_files, certificates, resources
 from greenroom.proxy.certificates import Pair
 
@@ -26,12 +26,18 @@ RENEW_EVERY = 3600.0
 
 
 class Certificate:
-    """One domain's certificate on its way to Envoy. `write` replaces a file of Envoy's directory (`EnvoyFiles`)."""
+    """One domain's certificate on its way to Envoy. `write` replaces a file of Envoy's directory (`EnvoyFiles`).
+
+    Raises SetupError for a domain that can have none.
+    """
 
     def __init__(self, state: Path, domain: str, write: Callable[[str, bytes], None]) -> None:
         self._state = state
         # Checked here so that a domain that can have none is told before anything is started.
-        self._domain = certificates.host_of(domain)
+        try:
+            self._domain = certificates.host_of(domain)
+        except BadRequest as error:
+            raise SetupError(error.message) from error
         self._write = write
         self._shown: Pair | None = None
         self.ends = 0.0
