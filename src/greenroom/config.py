@@ -133,6 +133,8 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds between a node's heartbeats."""
     lease: Length = 6.0
     """Seconds without a heartbeat after which a node gets no new work."""
+    sample_interval: Amount = 5.0
+    """Seconds between two samples of a sandbox's CPU, memory and disk, at least; 0 takes none."""
     relay_head_limit: Positive = 64 << 10
     """Bytes of a request head on the relay."""
     relay_head_deadline: Length = 15.0

@@ -520,8 +520,6 @@ def test_unknown_paths_are_404(client):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/sandboxes/metrics"),
-        ("GET", "/v2/sandboxes/x/logs"),
         ("PUT", "/sandboxes/x/network"),
         ("POST", "/v3/templates"),
         ("DELETE", "/templates/tags"),

@@ -173,3 +173,69 @@ def test_bad_bodies(opts: dict[str, str], body: object) -> None:
         with contextlib.suppress(ValueError):
             if answer.status_code >= 400:
                 assert set(answer.json()) == {"code", "message"}
+
+
+def test_the_log_tells_what_became_of_a_sandbox(
+    opts: dict[str, str], stage: tuple[Cluster, RoleProcess]
+) -> None:
+    box = Sandbox.create(**opts)
+    box.pause()
+    box.connect(timeout=60)
+    one = call(opts, "GET", f"/sandboxes/{box.sandbox_id}/logs").json()
+    assert [line["line"] for line in one["logs"]] == ["it runs", "it was paused", "it was resumed"]
+    assert [entry["message"] for entry in one["logEntries"]] == [line["line"] for line in one["logs"]]
+    path = f"/v2/sandboxes/{box.sandbox_id}/logs"
+    newest = call(opts, "GET", f"{path}?limit=1").json()["logs"]
+    assert [entry["message"] for entry in newest] == ["it was resumed"]
+    assert set(newest[0]) == {"timestamp", "message", "level", "fields"}
+    forward = call(opts, "GET", f"{path}?direction=forward&search=paused").json()["logs"]
+    assert [entry["message"] for entry in forward] == ["it was paused"]
+    assert call(opts, "GET", f"{path}?level=error").json()["logs"] == []
+    for query in (
+        "direction=up",
+        "level=loud",
+        "limit=-1",
+        "limit=5000",
+        "cursor=x",
+        "cursor=99999999999999",
+    ):
+        assert call(opts, "GET", f"{path}?{query}").status_code == 400
+    other = {**opts, "api_key": stage[0].key()[1]}
+    assert call(other, "GET", path).status_code == 404
+
+
+def test_metrics_of_a_guest_that_was_never_asked(opts: dict[str, str]) -> None:
+    box = Sandbox.create(**opts)
+    assert box.get_metrics() == []
+    assert call(opts, "GET", f"/sandboxes/metrics?sandbox_ids={box.sandbox_id},unknown").json() == {
+        "sandboxes": {}
+    }
+    assert call(opts, "GET", f"/sandboxes/{box.sandbox_id}/metrics?start=5&end=4").status_code == 400
+    assert call(opts, "GET", "/sandboxes/metrics").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"autoPauseMemory": False},
+        {"autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}},
+    ],
+)
+def test_wishes_that_contradict_each_other(opts: dict[str, str], fields: dict[str, object]) -> None:
+    answer = call(opts, "POST", "/v2/sandboxes", {"templateID": "base", **fields})
+    assert answer.status_code == 400
+    assert "autoPauseMemory" in answer.json()["message"]
+
+
+def test_a_rollback_to_an_own_snapshot(opts: dict[str, str]) -> None:
+    box, other = Sandbox.create(**opts), Sandbox.create(**opts)
+    taken = box.create_snapshot(name="point")
+    path = f"/sandboxes/{box.sandbox_id}/rollback"
+    for ref in (taken.snapshot_id, "point"):
+        answer = call(opts, "POST", path, {"snapshotID": ref})
+        assert (answer.status_code, answer.json()["sandboxID"]) == (200, box.sandbox_id)
+        assert answer.json()["envdAccessToken"] == box._envd_access_token
+    refused = call(opts, "POST", f"/sandboxes/{other.sandbox_id}/rollback", {"snapshotID": taken.snapshot_id})
+    assert refused.status_code == 400
+    assert call(opts, "POST", path, {"snapshotID": "s" + "y" * 19}).status_code == 404
+    assert call(opts, "POST", path, {}).status_code == 400

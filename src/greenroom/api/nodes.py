@@ -33,9 +33,11 @@ from greenroom.wire.messages import (
     ForkRequest,
     NodeInfo,
     NodeList,
+    Past,
     PauseRequest,
     Resumed,
     ResumeRequest,
+    RollbackRequest,
     Sandbox,
     SandboxList,
     SnapshotInfo,
@@ -202,9 +204,19 @@ class Fleet:
         """Let a sandbox run for `ttl` seconds at least. May be repeated."""
         return await self._sandbox_call(sandbox_id, "resume", Resumed, ResumeRequest(ttl))
 
+    async def past(self, sandbox_id: str) -> Past:
+        """Samples and log of a sandbox."""
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/past"
+        return await self._client.call("GET", url, Past, deadline=self._deadline)
+
     async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkList:
         """Sandboxes that go on where this one stands, each provisional; the same keys give the same ones."""
         return await self._sandbox_call(sandbox_id, "fork", ForkList, request)
+
+    async def roll_back(self, sandbox_id: str, snapshot_id: str) -> Sandbox:
+        """Let a sandbox go on from a snapshot that was taken of it. May be repeated."""
+        return await self._sandbox_call(sandbox_id, "rollback", Sandbox, RollbackRequest(snapshot_id))
 
     async def take_snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotInfo:
         """Save a sandbox, which goes on."""

@@ -40,7 +40,7 @@ MEMBER_MIB = 20
 """Asked of the host for each member before anything is made; one took 16 to 17 when this was written."""
 LOOK_EVERY = 0.5
 """Seconds between looks at a filling pool."""
-STALLED_AFTER = 30.0
+STALLED_AFTER = 60.0
 """Seconds without a new member after which a fill is given up."""
 REST = 5.0
 """Seconds between the last member and the reading of memory."""

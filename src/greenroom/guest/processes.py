@@ -256,6 +256,7 @@ class Process:
         self.status = status
         self.end_envelope = end_event(status)
         # What is remembered of it for an hour should be small.
+        self._spawned.popen.args = ()
         self.config = replace(self.config, arguments=(), environment={})
         self._on_end(self)
         subscribers, self._subscribers = self._subscribers, []

@@ -10,12 +10,22 @@ that came before the question.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import stat
 from collections.abc import Callable
 from typing import Any
 
-from .connect import end_error, frame, reply, start_stream, stream_request, timeout_seconds, unary_request
+from .connect import (
+    UNARY_TYPE,
+    end_error,
+    frame,
+    reply,
+    start_stream,
+    stream_request,
+    timeout_seconds,
+    unary_request,
+)
 from .entries import describe
 from .errors import AgentError, from_os_error, printable
 from .exchange import Request, Response
@@ -26,8 +36,10 @@ from .paths import resolve
 from .settings import Settings
 from .tasks import spawn
 from .users import UserDirectory, requested_name
-from .watchtree import MAX_EVENTS, Event, WatchTree, lost_events
+from .watchtree import Event, WatchTree, lost_events
 from .workers import Workers
+
+_log = logging.getLogger(__name__)
 
 MAX_WATCHERS = 100
 """Of both kinds together; the kernel's default is 128 for a user."""
@@ -35,6 +47,13 @@ MAX_WATCHERS = 100
 ABANDONED_SECONDS = 3600.0
 """A watcher nobody has asked for so long gives way when there is no place for a new one."""
 
+MAX_WAITING = 32768
+"""Events that wait to be asked for, of one watcher."""
+
+MAX_WAITING_BYTES = 32 * 1024 * 1024
+"""And of all watchers together, in bytes as they are sent."""
+
+_BATCHES = 32
 _START = frame(b'{"start":{}}')
 _KEEPALIVE = frame(b'{"keepalive":{}}')
 
@@ -61,7 +80,7 @@ class Watcher:
         self._register()
 
     async def collect(self) -> None:
-        """Take notice now; returns after ``on_events`` was called, if there was anything."""
+        """Take notice of a batch now; returns after ``on_events`` was called, if there was anything."""
         async with self._collecting:
             if self._state != "watching":
                 return
@@ -73,6 +92,9 @@ class Watcher:
                 error = failure
             except OSError as failure:
                 error = from_os_error(failure)
+            except Exception:
+                _log.exception("watching failed")
+                error = AgentError("internal", "the agent failed to read the events")
             if self._is_closed():  # meanwhile
                 self._tree.close()
                 return
@@ -81,6 +103,11 @@ class Watcher:
                 self._register()
             if events or error is not None:
                 self._on_events(events, error)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is left to take notice of, for now or for ever."""
+        return self._state != "watching" or self._tree.drained
 
     def close(self) -> None:
         """Watch no longer. Idempotent."""
@@ -117,34 +144,64 @@ class Watcher:
             self._register()
 
 
-class PolledWatcher:
-    """Keeps events until somebody asks."""
+class Waiting:
+    """Bytes of events that wait to be asked for, of all watchers together."""
 
-    def __init__(self, workers: Workers, tree: WatchTree) -> None:
+    def __init__(self) -> None:
+        self.size = 0
+
+
+class PolledWatcher:
+    """Keeps events, encoded, until somebody asks."""
+
+    def __init__(self, workers: Workers, tree: WatchTree, waiting: Waiting) -> None:
         self._loop = asyncio.get_running_loop()
-        self._events: list[Event] = []
+        self._events: list[bytes] = []
+        self._size = 0
+        self._waiting = waiting
         self._error: AgentError | None = None
-        self.watcher = Watcher(workers, tree, self._take)
-        self.watcher.read(True)
+        self._watcher = Watcher(workers, tree, self._take)
+        self._watcher.read(True)
         self.asked_at = self._loop.time()
 
-    async def drain(self) -> list[Event]:
+    async def drain(self) -> list[bytes]:
         """All events so far. Raises what ended the watcher, after the events before it."""
         self.asked_at = self._loop.time()
-        await self.watcher.collect()
-        events, self._events = self._events, []
+        # What had happened by the question is in a full kernel queue at most; a busy writer adds for ever.
+        for _ in range(_BATCHES):
+            await self._watcher.collect()
+            if self._watcher.drained or self._error is not None:
+                break
+        events = self._clear()
         if not events and self._error is not None:
             raise self._error
         return events
 
+    def close(self) -> None:
+        """Watch no longer, and forget what waits. Idempotent."""
+        self._watcher.close()
+        self._clear()
+
+    def _clear(self) -> list[bytes]:
+        events, self._events = self._events, []
+        self._waiting.size -= self._size
+        self._size = 0
+        return events
+
     def _take(self, events: list[Event], error: AgentError | None) -> None:
-        if error is None and len(self._events) + len(events) > 2 * MAX_EVENTS:
+        if self._error is not None:
+            return
+        encoded = [encode(event.message()) for event in events]
+        size = sum(map(len, encoded))
+        if len(self._events) + len(events) > MAX_WAITING or self._waiting.size + size > MAX_WAITING_BYTES:
             error = lost_events()
-        if error is None:
-            self._events += events
-        elif self._error is None:
+        if error is not None:
             self._error = error
-            self.watcher.read(False)
+            self._watcher.read(False)
+            return
+        self._events += encoded
+        self._size += size
+        self._waiting.size += size
 
 
 class WatchStream(Stream):
@@ -182,6 +239,7 @@ class WatchService:
         self._users = users
         self._workers = workers
         self._polled: dict[str, PolledWatcher] = {}
+        self._waiting = Waiting()
         self._places = 0
         self.unary = {
             "CreateWatcher": self.create,
@@ -211,13 +269,13 @@ class WatchService:
         message = await unary_request(request)
         tree = await self._tree(request, message)
         watcher_id = os.urandom(10).hex()
-        self._polled[watcher_id] = PolledWatcher(self._workers, tree)
+        self._polled[watcher_id] = PolledWatcher(self._workers, tree, self._waiting)
         reply(response, {"watcherId": watcher_id})
 
     async def events(self, request: Request, response: Response) -> None:
         """What has happened since the last question."""
         watcher = self._find(await unary_request(request))
-        reply(response, {"events": [event.message() for event in await watcher.drain()]})
+        response.send(200, b'{"events":[%b]}' % b",".join(await watcher.drain()), UNARY_TYPE)
 
     async def remove(self, request: Request, response: Response) -> None:
         """Watch no longer."""
@@ -239,7 +297,7 @@ class WatchService:
         return watcher
 
     def _drop(self, watcher_id: str) -> None:
-        self._polled.pop(watcher_id).watcher.close()
+        self._polled.pop(watcher_id).close()
         self._places -= 1
 
     async def _tree(self, request: Request, message: Message) -> WatchTree:

@@ -26,9 +26,10 @@ MAX_DIRECTORIES = 8192
 """Directories of one recursive watch."""
 
 MAX_EVENTS = 16384
-"""Events waiting for their reader; the kernel's own queue has the same default."""
+"""Events that one directory may bring when it appears; the kernel's own queue has the same default."""
 
-_READ = 64 * 1024
+_BATCH = 1024
+_READ = 16 * 1024
 _WITH_ENTRY = ("CREATE", "WRITE", "CHMOD")
 
 
@@ -60,6 +61,8 @@ class WatchTree:
         self._names: dict[int, str] = {}
         self._watches: dict[str, int] = {}
         self._listed: set[str] = set()
+        self.drained = True
+        """Whether the last :meth:`collect` took all there was."""
         try:
             self.descriptor = inotify.open_queue()
         except OSError as error:
@@ -74,13 +77,15 @@ class WatchTree:
                     self._adopt(name, None)
 
     def collect(self) -> list[Event]:
-        """What has happened since the last time. Raises ``data_loss`` when some of it was lost."""
+        """Some of what has happened since the last time. Raises ``data_loss`` when some of it was lost."""
         events: list[Event] = []
-        while len(events) < MAX_EVENTS:
+        self.drained = False
+        while len(events) < _BATCH:
             try:
                 raw = os.read(self.descriptor, _READ)
             except BlockingIOError:
                 self._listed.clear()
+                self.drained = True
                 break
             for record in inotify.records(raw):
                 self._digest(record, events)
@@ -206,7 +211,7 @@ class WatchTree:
         self._listed = {known for known in self._listed if not known.startswith(inside)}
 
     def _report(self, name: str, kind: str, events: list[Event]) -> None:
-        if len(events) >= 2 * MAX_EVENTS:
+        if len(events) >= MAX_EVENTS:
             raise lost_events()
         entry = None
         if self._describe is not None and kind in _WITH_ENTRY:

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -24,8 +24,9 @@ from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
 from greenroom.node.deadlines import Deadlines
 from greenroom.node.journal import Inner, Journal
+from greenroom.node.observing import Asked, History, Sampler
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
-from greenroom.wire.messages import Inbound, Sandbox, TimeoutRequest
+from greenroom.wire.messages import Inbound, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Live:
         self.work: asyncio.Task[GreenroomError | None] | None = None
         """What pauses or resumes it at present, or did last; its result is why it could not."""
         self.wake: Callable[[Live], Awaitable[None]] = _cannot_wake
+        self.history = History()
         self.capturing = asyncio.Lock()
         """Held while its VM is captured."""
         phase: lifecycle.Phase = "running" if sandbox.confirm_by is None else "provisional"
@@ -80,10 +82,11 @@ class Live:
     def reachable(self) -> bool:
         """Whether a request for it has a way to it: it runs, or will when the request waits for it."""
         match self.life.phase:
-            case "running" | "resuming":
+            case "running" | "resuming" | "replacing":
                 return True
             case "pausing" | "paused":
-                return self.sandbox.lifespan.auto_resume
+                # A guest that would have to boot is not what the request was meant for.
+                return self.sandbox.lifespan.auto_resume and self.sandbox.paused_memory is not False
             case _:
                 return False
 
@@ -131,6 +134,7 @@ class Residents:
         """When the reaper looks next, in Unix seconds; an earlier deadline has to wake it."""
         self._handovers = asyncio.Semaphore(config.claims.parallel_handovers or 2 * (os.cpu_count() or 1))
         self._reaper: asyncio.Task[None] | None = None
+        self._sampler: asyncio.Task[None] | None = None
         self._leaving = False
 
     def adopt(self, found: list[Adopted]) -> list[Adopted]:
@@ -229,6 +233,7 @@ class Residents:
         """A sandbox counts from here on."""
         self._live[live.sandbox_id] = live
         live.wake = self.wake
+        live.history.note(self._clock.now(), "it runs" if live.vm is not None else "it is paused")
         self._set_deadline(live)
         self._watch(live)
 
@@ -245,6 +250,8 @@ class Residents:
 
     async def __aenter__(self) -> Residents:
         self._reaper = spawn(self._reap(), "timeouts")
+        if (interval := self._config.nodes.sample_interval) > 0 and self._config.vm.engine != "simulated":
+            self._sampler = spawn(Sampler(self.sampled, self._clock.now, interval).run(), "samples")
         return self
 
     def leave_running(self) -> None:
@@ -253,7 +260,7 @@ class Residents:
 
     async def __aexit__(self, *_exc: object) -> None:
         working = [live.work for live in self._live.values()]
-        await stop(self._reaper, *working)
+        await stop(self._reaper, self._sampler, *working)
         if self._leaving:
             return
         # A paused sandbox needs nobody: it waits for the next run.
@@ -284,6 +291,17 @@ class Residents:
     def list(self) -> list[Sandbox]:
         """All running and paused sandboxes; provisional ones are nobody's yet."""
         return [live.sandbox for live in self._live.values() if live.shown]
+
+    def past(self, sandbox_id: str) -> Past:
+        """Samples and log of a sandbox. Raises UnknownSandbox."""
+        history = self.known(sandbox_id).history
+        return Past(list(history.samples), list(history.entries))
+
+    def sampled(self) -> Iterable[Asked]:
+        """The guests of which samples are taken."""
+        for live in self._live.values():
+            if live.life.phase == "running" and live.vm is not None:
+                yield live.history, live.vm, live.sandbox.token
 
     async def confirm(self, sandbox_id: str) -> Sandbox:
         """Its caller is about to be told of it; may be repeated. Raises UnknownSandbox when it came too late."""
@@ -328,9 +346,12 @@ class Residents:
                 changed = msgspec.structs.replace(live.sandbox, ends_at=after.ends_at, confirm_by=confirm_by)
                 self._journal.save(live.key, changed, now)
                 live.life, live.sandbox = after, changed
+                if isinstance(event, lifecycle.Renew):
+                    live.history.note(now, "its end was moved", seconds=f"{after.ends_at - now:.0f}")
                 self._set_deadline(live)
             case lifecycle.End(reason):
                 live.life = after
+                live.history.note(now, f"it ends: {reason}")
                 await self._end(live, reason)
             case lifecycle.BeginPause(memory):
                 live.life = after
@@ -338,7 +359,10 @@ class Residents:
                 self.begin_pause(live, live.sandbox.lifespan.pause_memory if memory is None else memory)
             case lifecycle.BeginResume(ttl):
                 live.life = after
-                self.begin_resume(live, live.inner.ttl if ttl is None else ttl)
+                self.begin_resume(live, ttl)
+            case lifecycle.BeginReplace():
+                live.life = after
+                self._deadlines.drop(live.sandbox_id)
         return outcome
 
     async def wake(self, live: Live) -> None:

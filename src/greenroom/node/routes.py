@@ -23,6 +23,7 @@ from greenroom.wire.messages import (
     PauseRequest,
     PoolSpec,
     ResumeRequest,
+    RollbackRequest,
     SandboxList,
     SignatureOwner,
     SignedUrl,
@@ -86,6 +87,9 @@ def routes(
             raise BadRequest("ttl must be a number of seconds that is not negative")
         return json_response(await keeper.resume(request.path_params["sandbox_id"], wanted.ttl))
 
+    async def past(request: Request) -> Response:
+        return json_response(keeper.past(request.path_params["sandbox_id"]))
+
     async def take_snapshot(request: Request) -> Response:
         wanted = await read_json(request, SnapshotRequest)
         return json_response(await branching.take(request.path_params["sandbox_id"], wanted), 201)
@@ -99,6 +103,10 @@ def routes(
     async def delete_snapshot(request: Request) -> Response:
         await branching.delete(request.path_params["snapshot_id"])
         return Response(status_code=204)
+
+    async def roll_back(request: Request) -> Response:
+        wanted = await read_json(request, RollbackRequest)
+        return json_response(await branching.roll_back(request.path_params["sandbox_id"], wanted.snapshot_id))
 
     async def fork(request: Request) -> Response:
         wanted = await read_json(request, ForkRequest)
@@ -132,7 +140,9 @@ def routes(
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),
+        endpoint("GET", "/v1/sandboxes/{sandbox_id}/past", past, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/rollback", roll_back, ("api",)),
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),
         endpoint("DELETE", "/v1/snapshots/{snapshot_id}", delete_snapshot, ("api", "operator")),

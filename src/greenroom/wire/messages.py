@@ -164,6 +164,12 @@ class SnapshotList(msgspec.Struct, frozen=True):
     snapshots: list[SnapshotInfo]
 
 
+class RollbackRequest(msgspec.Struct, frozen=True):
+    """Let a sandbox go on from a snapshot that was taken of it."""
+
+    snapshot_id: str
+
+
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make sandboxes that go on where a running one stands, one for each of `keys`; it goes on too."""
 
@@ -182,6 +188,35 @@ class ForkList(msgspec.Struct, frozen=True):
     """All of them, in the order of the keys."""
 
     forks: list[Fork]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """How loaded a guest was at an instant. Memory and disk in bytes, `cpu_used_pct` of all its CPUs together."""
+
+    timestamp: float
+    cpu_count: int
+    cpu_used_pct: float
+    mem_total: int
+    mem_used: int
+    mem_cache: int
+    disk_used: int
+    disk_total: int
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that became of a sandbox."""
+
+    timestamp: float
+    message: str
+    level: Literal["debug", "info", "warn", "error"] = "info"
+    fields: dict[str, str] = {}
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What a node can tell of a sandbox's past, oldest first."""
+
+    samples: list[Sample]
+    entries: list[LogEntry]
 
 
 class SignedUrl(msgspec.Struct, frozen=True):

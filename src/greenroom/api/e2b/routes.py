@@ -20,6 +20,7 @@ from greenroom.api.e2b.errors import CreateUnknown, NotSupported
 from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
+from greenroom.api.e2b.observing import Observing
 from greenroom.api.e2b.resources import Handler, unsupported
 from greenroom.api.e2b.schemas import (
     MAX_REFRESH,
@@ -66,6 +67,7 @@ class Dialect:
         self._claims = claims
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._suspending = Suspending(self, fleet, keys, api)
+        self._observing = Observing(self, fleet, keys)
 
     async def create_v1(self, request: Request) -> Response:
         """`POST /sandboxes`: the older contract, with its 15 s default and, unless asked for, no token."""
@@ -277,7 +279,7 @@ class Dialect:
         }
         for what, method, path in _unsupported():
             table.setdefault(path, {})[method] = unsupported(what, self._keys.owner_of)
-        for path, methods in self._suspending.paths().items():
+        for path, methods in (*self._suspending.paths().items(), *self._observing.paths().items()):
             table.setdefault(path, {}).update(methods)
         table |= {
             "/sandboxes/{id}": {"GET": self.get, "DELETE": self.delete},
@@ -312,10 +314,6 @@ def _partial(missing: list[str]) -> dict[str, str]:
 
 
 _UNSUPPORTED = """
-metrics                 GET         /sandboxes/metrics
-metrics                 GET         /sandboxes/{id}/metrics
-logs                    GET         /sandboxes/{id}/logs
-logs                    GET         /v2/sandboxes/{id}/logs
 network                 PUT         /sandboxes/{id}/network
 template building       POST        /templates
 template building       POST        /v2/templates

@@ -18,7 +18,7 @@ from greenroom.api.e2b.errors import ErrorBody
 from greenroom.config import ApiConfig
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import Lifespan, Sandbox, SnapshotInfo, Template
+from greenroom.wire.messages import Lifespan, LogEntry, Sample, Sandbox, SnapshotInfo, Template
 
 ENVD_VERSION = "0.6.13"
 """Version of E2B's in-guest daemon whose protocol our agent speaks. SDKs switch features off below 0.6.4."""
@@ -109,6 +109,12 @@ class ForkBody(msgspec.Struct, frozen=True):
     count: int | None = None
 
 
+class RollbackBody(msgspec.Struct, frozen=True):
+    """The body of `/rollback`, which E2B does not have: a snapshot that was taken of the sandbox, by id or name."""
+
+    snapshot_id: str = msgspec.field(name="snapshotID")
+
+
 class SnapshotBody(msgspec.Struct, frozen=True):
     """The body of `/snapshots`."""
 
@@ -183,6 +189,29 @@ class DetailBody(ListedBody, frozen=True, kw_only=True, rename="camel"):
     pause_mode: Literal["full", "filesystem"] | msgspec.UnsetType = msgspec.UNSET
 
 
+class MetricBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """E2B's `SandboxMetric`: bytes, and percent of all CPUs together."""
+
+    timestamp: str
+    timestamp_unix: int
+    cpu_count: int
+    cpu_used_pct: float
+    mem_used: int
+    mem_total: int
+    mem_cache: int
+    disk_used: int
+    disk_total: int
+
+
+class LogBody(msgspec.Struct, frozen=True):
+    """E2B's `SandboxLogEntry`."""
+
+    timestamp: str
+    message: str
+    level: str
+    fields: dict[str, str]
+
+
 class TemplateBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """E2B's `Template`."""
 
@@ -220,6 +249,12 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
     for field, problem in _REFUSED.items():
         if problem(body):
             raise BadRequest(f"{field} is not supported by this server yet")
+    if body.auto_pause_memory is False and not body.auto_pause:
+        raise BadRequest("autoPauseMemory: false is only of use with autoPause")
+    if body.auto_pause_memory is False and body.auto_resume is not None and body.auto_resume.enabled:
+        raise BadRequest(
+            "autoPauseMemory: false cannot be had with autoResume: a request cannot wait for a boot"
+        )
     check_pairs("metadata", body.metadata or {}, config.max_metadata, MAX_METADATA_KEY, MAX_METADATA_VALUE)
     check_pairs("envVars", body.env_vars or {}, config.max_metadata, MAX_ENV_KEY, MAX_ENV_VALUE)
     for name in body.env_vars or {}:
@@ -336,6 +371,26 @@ def lifespan_of(body: NewSandbox) -> Lifespan:
 def snapshot_answer(snapshot: SnapshotInfo) -> SnapshotAnswer:
     """E2B's answer for a snapshot."""
     return SnapshotAnswer(snapshot.snapshot_id, [snapshot.name] if snapshot.name else [])
+
+
+def metric_body(sample: Sample) -> MetricBody:
+    """E2B's answer for one sample."""
+    return MetricBody(
+        timestamp=timestamp(sample.timestamp),
+        timestamp_unix=int(sample.timestamp),
+        cpu_count=sample.cpu_count,
+        cpu_used_pct=sample.cpu_used_pct,
+        mem_used=sample.mem_used,
+        mem_total=sample.mem_total,
+        mem_cache=sample.mem_cache,
+        disk_used=sample.disk_used,
+        disk_total=sample.disk_total,
+    )
+
+
+def log_body(entry: LogEntry) -> LogBody:
+    """E2B's answer for one line of a log."""
+    return LogBody(timestamp(entry.timestamp), entry.message, entry.level, entry.fields)
 
 
 def template_body(template: Template) -> TemplateBody:
