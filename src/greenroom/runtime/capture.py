@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -238,7 +239,7 @@ async def _prepare(
                 )
         lower = pages.total(ground.lower or ()) * PAGE
         if shutil.disk_usage(store.directory).free < expected + lower + _MARGIN:
-            raise no_room(OSError(28, "No space left on device"))
+            raise no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         if with_memory and not ram.shared:
             frozen.buffer = pagemap.Buffer(expected, populate=True)
 
