@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from greenroom.proxy import signed
 from greenroom.proxy.signed import Budget, client_of
 from greenroom.wire.messages import SignatureOwner, SignedUrl
 from tests.proxy.test_routing import ask, echo
-from tests.support.guests import answer_of, guest_listening
+from tests.support.guests import answer_of, guest_listening, read_head
 from tests.support.loops import eventually
 from tests.support.proxying import Stage, sandbox_on, serve, staged
 
@@ -90,10 +91,14 @@ class StubNode:
         self.tokens: dict[str, str] = {}
         self.questions: list[SignedUrl] = []
         self.broken = False
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
         self._credential = f"Bearer {token}"
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == self._credential
+        self.asked.set()
+        await self.answers.wait()
         if self.broken:
             return web.Response(status=500)
         self.questions.append(msgspec.json.decode(await request.read(), type=SignedUrl))
@@ -148,6 +153,39 @@ async def test_a_signed_url_leads_to_its_sandbox_and_no_other_does(tmp_path: Pat
         assert (status, json.loads(body)) == (401, {"code": 401, "message": "invalid signature"})
         # Every node is asked, whichever has it.
         assert len(first.questions) == len(second.questions) == 5
+
+
+async def test_an_upload_far_larger_than_any_buffer_waits_for_the_nodes_and_passes_whole(
+    tmp_path: Path,
+) -> None:
+    size, seen = 16 << 20, 0
+
+    async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        await read_head(reader)
+        while seen < size:
+            seen += len(await reader.read(1 << 20))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+
+    async with (
+        staged(tmp_path) as stage,
+        node_with_tokens(stage) as (node, url),
+        stage.node("aaaa", api_url=url) as directory,
+        guest_listening(directory.add(ID), 49983, guest),
+    ):
+        node.tokens = {ID: "alpha"}
+        node.answers.clear()
+        proxy = await stage.start()
+        target = url_of("/up", "alpha", "write")
+        head = f"POST {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+        asking = asyncio.get_running_loop().create_task(answer_of(proxy.address, head.encode() + b"x" * size))
+        await node.asked.wait()
+        # By now Envoy has taken as much of the body as it takes while the question is open.
+        assert seen == 0
+        node.answers.set()
+        assert await asking == (200, b"ok")
+        assert seen == size
 
 
 async def test_only_signed_urls_without_a_sandbox_are_looked_up(tmp_path: Path) -> None:
