@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from e2b import Sandbox
 
-from tests.support.platform import Platform
+from tests.support.platform import Platform, until
 from tests.support.resolving import Resolver
 
 pytestmark = [pytest.mark.vm, pytest.mark.compat]
@@ -23,18 +22,9 @@ PROGRAM = Path(__file__).parent.parent / "support" / "programs" / "sdk_by_name.p
 DOMAIN = "sandboxes.test"
 
 
-def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass in time"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform with a listener for HTTPS."""
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     made = Platform(tmp_path_factory.mktemp("secured"))
     made.up("--warm", "2", "--tls-port", "0", "--domain", DOMAIN)
     try:
