@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from greenroom.config import NodesConfig
-from greenroom.errors import SetupError
+from greenroom.errors import RuntimeFailure, SetupError, UnknownSandbox
 from greenroom.node import relay as relay_module
 from greenroom.node.relay_targets import CONNECT_PAUSES
 from tests.support.guests import (
@@ -457,3 +457,34 @@ async def test_bytes_beyond_the_request_never_reach_the_guest() -> None:
             received = await got
             assert received.endswith(b"Connection: close\r\n\r\n" + body)
             assert b"/init" not in received
+
+
+@on_both_loops
+async def test_a_request_waits_for_the_sandbox_that_it_wakes_and_for_its_service() -> None:
+    async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(OK)
+
+    async with relaying() as (_relay, address, directory):
+        target = directory.add()
+        target.asleep = asyncio.Event()
+        asking = asyncio.get_running_loop().create_task(answer_of(address, head(port=8000)))
+        await eventually(lambda: _relay.statistics().connecting == 1)
+        assert target.attempts == []
+        target.asleep.set()
+        # A service that was starting when its sandbox was paused needs longer than one tries otherwise.
+        await eventually(lambda: len(target.attempts) > len(CONNECT_PAUSES) + 1)
+        async with guest_listening(target, 8000, guest):
+            assert await asking == (200, b"ok")
+
+
+@on_both_loops
+async def test_a_request_for_a_sandbox_that_cannot_be_woken_is_told_why() -> None:
+    async with relaying() as (_relay, address, directory):
+        target = directory.add()
+        target.refuses = RuntimeFailure("no room for it")
+        status, body = await answer_of(address, head(port=8000))
+        assert status == 503
+        assert b"no room for it" in body
+        target.refuses = UnknownSandbox("it has ended")
+        assert (await answer_of(address, head(port=8000)))[0] == 502

@@ -152,12 +152,12 @@ async def test_at_its_time_out_it_is_paused_and_a_request_wakes_it(
     await until(lambda: keeper.get(made.sandbox_id).state == "paused")
     live = keeper.lookup(made.sandbox_id)
     assert live is not None
-    await asyncio.gather(*(live.ready() for _ in range(5)))
+    assert await asyncio.gather(*(live.ready() for _ in range(5))) == [True] * 5
     assert len(runtime.vms) == 1
     woken = keeper.get(made.sandbox_id)
     assert woken.state == "running"
     assert woken.ends_at - keeper._clock.now() == pytest.approx(300, abs=60)
-    await live.ready()
+    assert await live.ready() is False
 
 
 async def test_a_request_that_comes_while_it_is_being_paused_waits_and_wakes_it(

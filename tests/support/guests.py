@@ -40,11 +40,12 @@ class FakeTarget:
         self.refuses: GreenroomError | None = None
         """What `ready` raises after that."""
 
-    async def ready(self) -> None:
+    async def ready(self) -> bool:
         if self.asleep is not None:
             await self.asleep.wait()
         if self.refuses is not None:
             raise self.refuses
+        return self.asleep is not None
 
     async def connect(self, port: int) -> socket.socket:
         self.attempts.append(port)

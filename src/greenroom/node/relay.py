@@ -26,7 +26,7 @@ from greenroom.errors import BadRequest, GreenroomError, UnknownSandbox
 from greenroom.node import relay_heads as heads
 from greenroom.node import relay_tls
 from greenroom.node.relay_splice import CHUNK, Splice, reset
-from greenroom.node.relay_targets import Directory, Target, connect_patiently
+from greenroom.node.relay_targets import CONNECT_PAUSES, WOKEN_PAUSES, Directory, Target, connect_patiently
 from greenroom.wire import serving, tasks
 
 _log = logging.getLogger(__name__)
@@ -347,9 +347,9 @@ class _Connection:
         outcome: socket.socket | heads.Refusal
         try:
             async with asyncio.timeout(self._relay.config.relay_wake_deadline):
-                await target.ready()
+                woken = await target.ready()
             async with asyncio.timeout(self._relay.config.relay_connect_deadline):
-                outcome = await connect_patiently(target, port)
+                outcome = await connect_patiently(target, port, WOKEN_PAUSES if woken else CONNECT_PAUSES)
                 if decision.tls_name is not None:
                     self.tunnel = await relay_tls.open_tunnel(outcome, decision.tls_name, self.drop)
                     outcome = self.tunnel.socket

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 from typing import Protocol
 
 from greenroom.node.relay_heads import AGENT_PORT
@@ -18,6 +19,8 @@ from greenroom.wire.messages import Inbound
 
 CONNECT_PAUSES = (0.05, 0.1, 0.15)
 """Seconds before each further try of a closed port."""
+WOKEN_PAUSES = (*CONNECT_PAUSES, 0.3, 0.5, 0.5, 1.0, 1.0, 1.0)
+"""The same in a sandbox that was resumed for the request: what was starting when it was paused is starting now."""
 
 
 class Target(Protocol):
@@ -41,8 +44,11 @@ class Target(Protocol):
         """What opens its ports where they are not public."""
         ...
 
-    async def ready(self) -> None:
-        """Return when it runs; one that resumes by itself is resumed for this. Raises why it does not."""
+    async def ready(self) -> bool:
+        """Return when it runs; True if it did not and was waited for. One that resumes by itself is resumed for this.
+
+        Raises why it does not run.
+        """
         ...
 
     async def connect(self, port: int) -> socket.socket:
@@ -70,12 +76,14 @@ class Directory(Protocol):
         ...
 
 
-async def connect_patiently(target: Target, port: int) -> socket.socket:
-    """Connect by whichever way leads to `port`, trying again after each of CONNECT_PAUSES while none does.
+async def connect_patiently(
+    target: Target, port: int, pauses: Sequence[float] = CONNECT_PAUSES
+) -> socket.socket:
+    """Connect by whichever way leads to `port`, trying again after each of `pauses` while none does.
 
     Raises what `Target.connect` raises. The deadline is the caller's.
     """
-    for pause in CONNECT_PAUSES:
+    for pause in pauses:
         with contextlib.suppress(ConnectionRefusedError):
             return await _connect(target, port)
         await asyncio.sleep(pause)

@@ -90,10 +90,12 @@ class Live:
             case _:
                 return False
 
-    async def ready(self) -> None:
-        """Return when it runs, for which it may have to be resumed. Raises why it does not."""
-        if self.life.phase != "running":
-            await self.wake(self)
+    async def ready(self) -> bool:
+        """Return when it runs, for which it may have to be resumed; True if it did not. Raises why it does not."""
+        if self.life.phase == "running":
+            return False
+        await self.wake(self)
+        return True
 
     async def connect(self, port: int) -> socket.socket:
         """A connected socket to a port in the guest."""
