@@ -3,6 +3,7 @@
 # Python packages. May be repeated and interrupted at any time; what is there already is not done again.
 #
 #   scripts/setup.sh            the platform
+#   scripts/setup.sh bench      and what draws the pictures of docs/performance.md
 #   scripts/setup.sh dev        and what tests and lint need
 set -eu
 cd "$(dirname "$0")/.."
@@ -35,8 +36,7 @@ else
     fi
 fi
 
-lock=requirements/runtime.lock
-[ "$kind" = dev ] && lock=requirements/dev.lock
+lock=requirements/$kind.lock
 wanted=$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1)
 stamp=$venv/.greenroom-$kind
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then
@@ -60,6 +60,13 @@ bar=on
 say "3/3 installing greenroom itself"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -e .
 printf '%s\n' "$wanted" >"$stamp"
-# The development set holds all of the runtime set.
-[ "$kind" = dev ] && cat requirements/runtime.lock pyproject.toml | sha256sum | cut -d' ' -f1 >"$venv/.greenroom-runtime"
+# Each set holds all of those before it.
+case $kind in
+    runtime) held= ;;
+    bench) held=runtime ;;
+    *) held='runtime bench' ;;
+esac
+for other in $held; do
+    cat "requirements/$other.lock" pyproject.toml | sha256sum | cut -d' ' -f1 >"$venv/.greenroom-$other"
+done
 say "done"

@@ -41,6 +41,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Sandboxes on one page of a list, at most."""
     call_deadline: Length = 10.0
     """Seconds for a call to another role that does not start a sandbox."""
+    move_deadline: Length = 55.0
+    """Seconds for pausing, resuming, saving and forking one; E2B's clients give up after 60."""
 
 
 class ClaimsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,12 +133,16 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds between a node's heartbeats."""
     lease: Length = 6.0
     """Seconds without a heartbeat after which a node gets no new work."""
+    sample_interval: Amount = 5.0
+    """Seconds between two samples of a sandbox's CPU, memory and disk, at least; 0 takes none."""
     relay_head_limit: Positive = 64 << 10
     """Bytes of a request head on the relay."""
     relay_head_deadline: Length = 15.0
     """Seconds in which a request head must arrive."""
     relay_connect_deadline: Length = 10.0
     """Seconds for connecting to a port in the guest."""
+    relay_wake_deadline: Length = 60.0
+    """Seconds that a request waits for a paused sandbox that it wakes."""
     relay_connections: Positive = 4096
     """Relayed connections on one node; one more is answered 503."""
     relay_connections_per_owner: Positive = 2048

@@ -104,6 +104,12 @@ class UnknownTemplate(NotFound):
     kind = "unknown_template"
 
 
+class UnknownSnapshot(NotFound):
+    """No snapshot has this name (it may have been deleted)."""
+
+    kind = "unknown_snapshot"
+
+
 class MethodNotAllowed(PermanentError):
     """The path exists, the method does not."""
 
@@ -118,11 +124,25 @@ class KeyConflict(PermanentError):
     status = 409
 
 
+class AlreadyPaused(PermanentError):
+    """The sandbox is paused, so it cannot be paused again."""
+
+    kind = "already_paused"
+    status = 409
+
+
 class SandboxEnded(PermanentError):
     """The sandbox that an idempotency key made has ended; the key makes no second one."""
 
     kind = "sandbox_ended"
     status = 410
+
+
+class SnapshotDamaged(PermanentError):
+    """A snapshot is not as it was written, or was made on what is not there any more; it cannot be restored."""
+
+    kind = "snapshot_damaged"
+    status = 409
 
 
 class TooLarge(PermanentError):

@@ -164,7 +164,6 @@ def test_an_unknown_outcome_without_a_key_is_not_repeated(opts, node):
 
 def test_what_cannot_be_kept_is_refused(opts):
     for options in (
-        {"lifecycle": {"on_timeout": "pause"}},
         {"network": {"allow_out": ["10.0.0.1"]}},
         {"network": {"allow_public_traffic": False}},
     ):
@@ -190,12 +189,6 @@ def test_wrong_and_missing_keys(opts):
         Sandbox.create(**{**opts, "api_key": "e2b_" + "0" * 40})
     with pytest.raises((AuthenticationException, InvalidArgumentException)):
         Sandbox.create(**{**opts, "api_key": "wrong"})
-
-
-def test_pause_is_not_there_yet(opts):
-    sandbox = Sandbox.create(**opts)
-    with pytest.raises(SandboxException, match="501"):
-        sandbox.pause()
 
 
 async def test_the_async_sdk(opts):

@@ -1,15 +1,20 @@
-"""The claim benchmark against scripted roles: rounds alternate, failures count, the pool is put back."""
+"""The claim benchmark's parts on a platform, against scripted roles: rounds alternate, failures count, the pool is put
+back."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from greenroom.bench import claim
-from greenroom.bench.claim import ClaimPlan, ClaimReport
+from greenroom.bench import claim, claim_supply
+from greenroom.bench.claim import ClaimPlan, PlatformFigures
+from greenroom.bench.claim_supply import SupplyFigures
+from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError, NodeUnavailable, PoolDry, SetupError
 from greenroom.runtime.engine import EngineInfo
 from greenroom.wire.ids import new_node_code, new_sandbox_id
@@ -26,7 +31,14 @@ from greenroom.wire.tasks import spawn
 from tests.bench.results import SIZE, Quiet
 
 CODE = new_node_code()
-IDS = [new_sandbox_id(CODE) for _ in range(20)]
+IDS = [new_sandbox_id(CODE) for _ in range(40)]
+
+
+def plan_of(count: int, rounds: int, *parts: claim.Part, pattern_pool: int = 5) -> ClaimPlan:
+    return ClaimPlan(
+        template="base", parts=list(parts or ("supply",)), claims=1, count=count, rounds=rounds, pattern_count=3,
+        pattern_pool=pattern_pool, every_ms=1.0, boots=1,
+    )  # fmt: skip
 
 
 class World:
@@ -90,7 +102,7 @@ class World:
         self.sandboxes[sandbox_id] = Sandbox(
             sandbox_id=sandbox_id, template=template, size=SIZE, state="running", started_at=0.0,
             ends_at=float(ttl), node="node-0", metadata=metadata,
-            claim_ms=dict.fromkeys(claim.STAGES, float(number)), clock_offset_ms=-1.5, clock_error_ms=0.5,
+            claim_ms=dict.fromkeys(claim_supply.STAGES, float(number)), clock_offset_ms=-1.5, clock_error_ms=0.5,
         )  # fmt: skip
         return sandbox_id
 
@@ -99,25 +111,47 @@ class World:
         assert sandbox_id in self.sandboxes
         return self.statuses.get(IDS.index(sandbox_id), 0)
 
+    async def first_output(self, sandbox_id: str, line: str) -> bytes:
+        assert sandbox_id in self.sandboxes
+        return line.removeprefix("echo ").encode() + b"\n"
+
     async def kill(self, sandbox_id: str) -> bool:
         self.killed += 1
         return self.sandboxes.pop(sandbox_id, None) is not None
 
-    async def run(self, plan: ClaimPlan, meter: Quiet | None = None) -> ClaimReport:
+    async def run(self, plan: ClaimPlan, meter: Quiet | None = None) -> PlatformFigures:
         async def engine_of(node: NodeStatus) -> EngineInfo:
             return EngineInfo(engine=node.engine, accelerator="none", version="1", reason="asked for")
 
-        return await claim.run(self, self, "http://master", engine_of, plan, meter or Quiet())  # type: ignore[arg-type]
+        nowhere = RoleSpec(role="node", replica=0, state_dir="/nonexistent", cache_dir="/nonexistent")
+        return await claim.measure_platform(
+            self,
+            self,
+            "http://master",
+            engine_of,
+            plan,
+            nowhere,
+            meter or Quiet(),  # type: ignore[arg-type]
+        )
+
+    async def supply(self, plan: ClaimPlan, meter: Quiet | None = None) -> SupplyFigures:
+        found = (await self.run(plan, meter)).supply
+        assert found is not None
+        return found
 
 
 async def test_rounds_alternate_and_the_pool_is_as_before() -> None:
     world, meter = World(target=3), Quiet()
-    report = await world.run(ClaimPlan(template="base", count=5, rounds=2), meter)
+    found = await world.run(plan_of(5, 2), meter)
+    assert (found.pool_target, found.pool_warm, found.nodes) == (3, "paused", 1)
+    assert (found.output, found.patterns, found.boot) == (None, None, None)
+    report = found.supply
+    assert report is not None
     assert [(row.round, row.supply) for row in report.claims] == (
         [(1, "warm")] * 3 + [(1, "on_demand")] * 3 + [(2, "on_demand")] * 2 + [(2, "warm")] * 2
     )
     assert world.declared == [3, 3, 0, 0, 3, 3]
-    assert (report.pool_target, report.pool_warm, report.failed) == (3, "paused", 0)
+    assert not any(row.error for row in report.claims)
     assert meter.total == meter.advanced == 10
     assert not world.sandboxes
     assert world.killed == 11
@@ -127,29 +161,65 @@ async def test_rounds_alternate_and_the_pool_is_as_before() -> None:
     assert warm.clock_distance_ms.p50 == 1.5
     assert len(report.usable_ratio.rounds) == 2
     assert all(
-        table.rows and len(row) == len(table.columns) for table in claim.tables(report) for row in table.rows
+        table.rows and len(row) == len(table.columns)
+        for table in claim_supply.tables(report)
+        for row in table.rows
     )
+
+
+async def test_patterns_get_a_pool_of_their_own_and_leave_nothing() -> None:
+    world, meter = World(target=2), Quiet()
+    found = (await world.run(plan_of(1, 1, "patterns", pattern_pool=7), meter)).patterns
+    assert found is not None
+    assert world.declared == [2, 7, 2]
+    assert [(entry.pattern, entry.success) for entry in found.summaries] == [
+        ("sequential", 1.0), ("staggered", 1.0), ("burst", 1.0),
+    ]  # fmt: skip
+    assert meter.total == meter.advanced == 9
+    assert not world.sandboxes
+    assert world.made == 1 + 9
+
+
+async def test_a_report_has_every_part_that_was_measured(tmp_path: Path) -> None:
+    world = World()
+    world.refuse = {2: PoolDry("no base sandbox came free in time")}
+    plan = plan_of(2, 1, "supply", "patterns")
+    found = await world.run(plan)
+    conditions = claim.conditions_of(plan, found, SIZE, tmp_path)
+    assert conditions.medium
+    report = claim.put_together(conditions, plan, None, None, found)
+    assert report.failed == 1
+    assert [name for name, summary in claim.failures(report) if summary.failed] == ["warm"]
+    assert {"Creates in patterns, pool of 5, ms", "Their outcomes"} < {table.title for table in report.tables}
+    assert report.targets == []
+    assert "from one client" in claim.notes(report)[0]
+    assert msgspec.json.decode(msgspec.json.encode(report), type=claim.ClaimReport) == report
+
+
+def test_without_a_platform_the_conditions_say_that_nothing_ran(tmp_path: Path) -> None:
+    conditions = claim.conditions_of(plan_of(1, 1, "engine"), None, SIZE, tmp_path)
+    assert (conditions.engine, conditions.accelerator) == ("simulated", "none")
 
 
 async def test_failures_are_rows_with_a_step_and_a_reason() -> None:
     world = World()
     world.refuse = {1: PoolDry("no base sandbox came free in time")}
     world.statuses = {2: 1}
-    report = await world.run(ClaimPlan(template="base", count=3, rounds=1))
-    assert report.failed == 2
+    report = await world.supply(plan_of(3, 1))
+    assert sum(bool(row.error) for row in report.claims) == 2
     errors = Counter(row.error.partition(":")[0] for row in report.claims)
     assert errors == {"create": 1, "command": 1, "": 4}
     warm = report.summaries[0]
     assert (warm.create_ms.attempts, warm.create_ms.failed, warm.usable_ms.failed) == (3, 1, 2)
     assert not world.sandboxes
-    counted = dict(claim.failures(report))
+    counted = dict(claim_supply.failures(report))
     assert (counted["warm"].failed, counted["on demand"].failed) == (2, 0)
 
 
 async def test_an_interruption_in_a_create_leaves_nothing() -> None:
     world = World()
     world.hold = asyncio.Event()
-    task = spawn(world.run(ClaimPlan(template="base", count=3, rounds=1)), "bench")
+    task = spawn(world.run(plan_of(3, 1)), "bench")
     await world.creating.wait()
     task.cancel()
     world.hold.set()
@@ -162,7 +232,6 @@ async def test_an_interruption_in_a_create_leaves_nothing() -> None:
 
 async def test_the_pool_is_put_back_by_a_master_that_was_away() -> None:
     world = World()
-    plan = ClaimPlan(template="base", count=1, rounds=1)
     original = world.call
 
     async def call(method: str, url: str, kind: Any, body: Any = None, **rest: Any) -> Any:
@@ -171,15 +240,15 @@ async def test_the_pool_is_put_back_by_a_master_that_was_away() -> None:
         return await original(method, url, kind, body, **rest)
 
     world.call = call  # type: ignore[method-assign]
-    report = await world.run(plan)
-    assert report.failed == 0
+    report = await world.supply(plan_of(1, 1))
+    assert not any(row.error for row in report.claims)
     assert world.declared[-1] == world.spec.target
 
 
 async def test_without_a_pool_there_is_nothing_to_measure() -> None:
     world = World(target=0)
     with pytest.raises(SetupError, match="greenroom up --warm"):
-        await world.run(ClaimPlan(template="base", count=1, rounds=1))
+        await world.run(plan_of(1, 1))
     assert world.made == 0
 
 
@@ -187,14 +256,5 @@ async def test_an_engine_without_vms_is_not_measured() -> None:
     world = World()
     world.engine = "simulated"
     with pytest.raises(SetupError, match="simulated"):
-        await world.run(ClaimPlan(template="base", count=1, rounds=1))
+        await world.run(plan_of(1, 1))
     assert world.made == 0
-
-
-def test_the_claims_of_all_rounds_are_as_many_as_asked_for() -> None:
-    for count in range(1, 30):
-        for rounds in range(1, count + 1):
-            plan = ClaimPlan(template="base", count=count, rounds=rounds)
-            shares = [plan.share(number) for number in range(1, rounds + 1)]
-            assert sum(shares) == count
-            assert max(shares) - min(shares) <= 1

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from greenroom.bench.claim import STAGES, ClaimReport
+from greenroom.bench.claim import PARTS, ClaimReport
+from greenroom.bench.claim_supply import STAGES
 from greenroom.bench.restore import RestoreReport
 from greenroom.config import default_cache_dir
 from greenroom.runtime.cgroups import Cgroups
@@ -183,15 +184,24 @@ def test_an_interrupted_restore_leaves_nothing(bench: Bench) -> None:
 @pytest.mark.vm
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_root")
-def test_claim_measures_a_platform_of_its_own(bench: Bench) -> None:
-    done = bench.run("claim", "--count", "2", "--rounds", "2", "--warm", "1", "--json", str(bench.json))
+def test_claim_measures_every_part(bench: Bench) -> None:
+    done = bench.run("claim", "--quick", "--rounds", "2", "--warm", "1", "--json", str(bench.json))
     assert done.returncode == 0, done.stderr
     report = msgspec.json.decode(bench.json.read_bytes(), type=ClaimReport)
     assert report.failed == 0
-    assert (report.conditions.engine, report.nodes, report.pool_target) == ("qemu", 1, 1)
+    assert tuple(report.plan.parts) == PARTS
+    assert report.engine is not None
+    assert report.engine.durable == report.engine.claim_ms.n == 200
+    assert report.http is not None
+    assert report.http.claim_ms.n == report.http.trivial_ms.n == 200
+    platform = report.platform
+    assert platform is not None
+    assert (report.conditions.engine, platform.nodes, platform.pool_target) == ("qemu", 1, 1)
     assert report.conditions.accelerator_reason
-    assert [row.supply for row in report.claims] == ["warm", "on_demand", "on_demand", "warm"]
-    for row in report.claims:
+    assert report.conditions.medium
+    assert platform.supply is not None
+    assert [row.supply for row in platform.supply.claims] == ["warm", "on_demand", "on_demand", "warm"]
+    for row in platform.supply.claims:
         assert not row.error
         assert row.create_ms is not None
         assert row.command_ms is not None
@@ -199,15 +209,44 @@ def test_claim_measures_a_platform_of_its_own(bench: Bench) -> None:
         assert set(STAGES) <= set(row.node_ms)
         assert row.clock_offset_ms is not None
         assert row.clock_error_ms is not None
-    assert report.create_ratio.overall is not None
+    assert platform.supply.create_ratio.overall is not None
+    assert platform.output is not None
+    assert {side: summary.n for side, summary in platform.output.output_ms.items()} == {
+        "platform": 2, "bare": 2, "introduced": 2,
+    }  # fmt: skip
+    assert all(summary.n == 2 for summary in platform.output.stages_ms.values())
+    assert platform.patterns is not None
+    assert [entry.outcomes["ok"] for entry in platform.patterns.summaries] == [3, 3, 3]
+    assert platform.boot is not None
+    assert platform.boot.boot_ms.n == platform.boot.restore_ms.n == 1
+    assert [target.verdict for target in report.targets].count("not measured") == 0
+    assert [table.title for table in report.tables][-1] == "Targets"
+    assert all(table.title in done.stdout for table in report.tables)
     assert_nothing_of_any(done, report, bench)
+
+
+@pytest.mark.slow
+def test_a_part_without_vms_needs_no_platform(bench: Bench) -> None:
+    done = bench.run("claim", "--part", "engine", "--claims", "20", "--json", str(bench.json))
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(bench.json.read_bytes(), type=ClaimReport)
+    assert (report.platform, report.http) == (None, None)
+    assert report.engine is not None
+    assert report.engine.claim_ms.n == 20
+    assert "simulated" in done.stdout
+
+
+def test_a_part_that_does_not_exist_is_wrong_usage(bench: Bench) -> None:
+    done = bench.run("claim", "--part", "engine", "--part", "bonnet")
+    assert done.returncode == 2
+    assert "--part bonnet: one of engine, http" in done.stderr
 
 
 @pytest.mark.vm
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_root")
 def test_an_interrupted_claim_stops_its_platform(bench: Bench) -> None:
-    process = bench.start("claim", "--count", "1000", "--rounds", "1", "--warm", "1")
+    process = bench.start("claim", "--part", "supply", "--count", "1000", "--rounds", "1", "--warm", "1")
     wait_for_line(process, "round 1")
     home = bench.own_directory() / "state" / "node-0"
     process.send_signal(signal.SIGTERM)

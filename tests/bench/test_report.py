@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from greenroom.bench import report as reports
-from greenroom.bench.report import Conditions
+from greenroom.bench.report import Conditions, Target
 from greenroom.bench.summaries import Sample, summarise
 from greenroom.errors import SetupError
 from tests.bench.results import conditions
@@ -69,10 +70,41 @@ def test_a_file_that_cannot_be_written_is_named_before_and_after(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0.012, "0.01"), (9.5, "9.50"), (12.34, "12.3"), (1234.5, "1234")]
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0.00"),
+        (0.000213, "0.000213"),
+        (0.0124, "0.0124"),
+        (0.25, "0.25"),
+        (9.5, "9.50"),
+        (12.34, "12.3"),
+        (1234.5, "1234"),
+    ],
 )
 def test_figures_are_short(value: float | None, text: str) -> None:
     assert reports.cell(value) == text
+
+
+def test_the_medium_is_that_of_the_path(tmp_path: Path) -> None:
+    assert " on " in reports.medium_of(tmp_path)
+    device = tmp_path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    table = tmp_path / "mountinfo"
+    table.write_text(f"29 1 {number} / /srv rw,relatime shared:1 - ext4 /dev/sdz rw\n", encoding="utf-8")
+    assert reports.medium_of(tmp_path, table).startswith("ext4 on /dev/sdz")
+    table.write_text("nonsense\n", encoding="utf-8")
+    assert reports.medium_of(tmp_path, table) == "unknown"
+    assert reports.medium_of(tmp_path / "missing") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(None, "not measured"), (0.2, "met"), (0.1, "met"), (0.21, "missed")]
+)
+def test_a_target_is_met_up_to_its_limit(value: float | None, verdict: str) -> None:
+    target = Target(name="claim", value=value, limit=0.2, unit=" ms")
+    assert target.verdict == verdict
+    assert reports.target_table([target]).rows[0][-1] == verdict
 
 
 def test_each_reason_of_failures_is_a_line() -> None:

@@ -99,6 +99,7 @@ class Outcome:
     pid: int
     stdout: bytes = b""
     stderr: bytes = b""
+    pty: bytes = b""
     end: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
 
@@ -172,7 +173,8 @@ class Agent:
         if user is not None:
             sent["Authorization"] = basic(user)
         connection = self.connect()
-        connection.request("POST", f"/process.Process/{method}", envelope(payload), sent)
+        path = f"/{method}" if "/" in method else f"/process.Process/{method}"
+        connection.request("POST", path, envelope(payload), sent)
         return Stream(connection, connection.getresponse())
 
     @contextmanager
@@ -221,6 +223,7 @@ def collect(stream: Stream, pid: int | None = None) -> Outcome:
         elif "data" in event:
             outcome.stdout += base64.b64decode(event["data"].get("stdout", ""))
             outcome.stderr += base64.b64decode(event["data"].get("stderr", ""))
+            outcome.pty += base64.b64decode(event["data"].get("pty", ""))
         elif "end" in event:
             outcome.end = event["end"]
     outcome.error = (stream.ended or {}).get("error")
@@ -241,9 +244,17 @@ def b64(data: bytes) -> str:
 
 @contextmanager
 def running_agent(
-    identity: Path, *, cwd: Path | None = None, module: str = "greenroom.guest", path: Path = SOURCE
+    identity: Path,
+    *options: str,
+    cwd: Path | None = None,
+    module: str = "greenroom.guest",
+    path: Path = SOURCE,
+    allowed: str = "ERROR greenroom.guest.identity",
 ) -> Iterator[Agent]:
-    """Start an agent on a free port; afterwards it must leave by itself, without a word on stderr."""
+    """Start an agent on a free port; afterwards it must leave by itself, without a word on stderr.
+
+    Lines that begin with ``allowed`` are expected by tests that make something fail.
+    """
     log = identity.parent / f"{identity.name}.stderr"
     with log.open("wb") as stderr:
         process = subprocess.Popen(
@@ -261,6 +272,7 @@ def running_agent(
                 ME,
                 "--dry-identity",
                 str(identity),
+                *options,
             ],
             env={**os.environ, "PYTHONPATH": str(path)},
             cwd=cwd,
@@ -276,11 +288,7 @@ def running_agent(
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         running.farewell = process.stdout.read().decode()
-        complaints = [
-            line
-            for line in log.read_text().splitlines()
-            if not line.startswith("ERROR greenroom.guest.identity")
-        ]
+        complaints = [line for line in log.read_text().splitlines() if not line.startswith(allowed)]
         assert complaints == []
     finally:
         process.stdout.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 
 import greenroom.guest
 from greenroom.guest.app import App
+from greenroom.guest.executions import Keeping, ProcessTable
 from greenroom.guest.machine import RecordingMachine
-from greenroom.guest.processes import ProcessTable
 from greenroom.guest.server import Server
 from greenroom.guest.settings import Settings
 from greenroom.guest.workers import Workers
@@ -79,6 +80,14 @@ def use_everything(agent: Agent, folder: Path) -> None:
     """One request of each kind."""
     agent.request("GET", "/health")
     agent.run("echo hi")
+    agent.run("echo hi", pty={"size": {"cols": 80, "rows": 24}})
+    agent.run("head -c 3000000 /dev/zero", offsets=True)
+    agent.process_call("Inspect", {"process": {"executionId": "x"}})
+    watcher = agent.call("CreateWatcher", {"path": str(folder), "recursive": True, "includeEntry": True})
+    agent.call("GetWatcherEvents", watcher.json)
+    agent.call("RemoveWatcher", watcher.json)
+    with agent.stream("filesystem.Filesystem/WatchDir", {"path": str(folder)}):
+        pass
     agent.run("x", user="no-such-user")
     agent.call("Stat", {"path": "/"})
     agent.call("ListDir", {"path": "/etc"})
@@ -87,6 +96,9 @@ def use_everything(agent: Agent, folder: Path) -> None:
     agent.call("Remove", {"path": str(folder / "moved")})
     agent.request("POST", f"/files?path={folder}/x", b"x", {"Content-Type": "application/octet-stream"})
     agent.request("GET", f"/files?path={folder}/x", headers={"Accept-Encoding": "gzip"})
+    parts = {"source_paths": [f"{folder}/x"], "destination": f"{folder}/y"}
+    agent.request("POST", "/files/compose", json.dumps(parts).encode())
+    agent.request("GET", "/upgrade/loopback/80")
     agent.request("GET", "/metrics")
     agent.request("GET", "/envs")
     agent.request("POST", "/init", b'{"hostname":"x","entropy":"%b"}' % b64(bytes(32)).encode())
@@ -96,7 +108,7 @@ async def test_an_idle_agent_has_no_timer(tmp_path: Path) -> None:
     """Nothing wakes a waiting guest: after the last connection the loop has nothing scheduled."""
     loop = asyncio.get_running_loop()
     workers = Workers()
-    table = ProcessTable()
+    table = ProcessTable(workers, Keeping(str(tmp_path)))
     app = App(Settings(default_user=ME), RecordingMachine(str(tmp_path)), workers, table)
     server = Server(app.handle)
     port = await server.listen("127.0.0.1", 0)

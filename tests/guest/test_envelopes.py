@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from greenroom.guest import messages
 from greenroom.guest.connect import COMPRESSED_FLAG, END_FLAG, FrameDecoder, end_error, frame
 from greenroom.guest.errors import HTTP_STATUS, AgentError
-from greenroom.guest.processes import end_event, output_event
+from greenroom.guest.events import end_event, output_event
 from greenroom.guest.uploads import BLOCK, GzipReader
 
 

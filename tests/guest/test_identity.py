@@ -91,11 +91,14 @@ def test_the_control_token_hides_the_control_routes(fresh_agent: Agent) -> None:
     assert agent.request("GET", "/clock").status == 200
     init(agent, {"controlToken": "control-token"})
     for headers in ({}, {"X-Greenroom-Control": "wrong"}, {"X-Access-Token": "control-token"}):
-        for method, path in (("POST", "/init"), ("GET", "/clock"), ("POST", "/clock"), ("GET", "/init")):
+        for method, path in (
+            ("POST", "/init"), ("GET", "/clock"), ("POST", "/clock"), ("GET", "/init"), ("POST", "/sync"),
+        ):  # fmt: skip
             answer = agent.request(method, path, b"{}", headers)
             assert (answer.status, answer.json["code"]) == (404, 404)
     assert init(agent, {"sandboxId": "x"}, CONTROL).status == 200
     assert agent.request("GET", "/clock", headers=CONTROL).status == 200
+    assert agent.request("POST", "/sync", b"{}", headers=CONTROL).status == 200
     assert init(agent, {"controlToken": "next"}, CONTROL).status == 200
     assert init(agent, {}, CONTROL).status == 404
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,32 @@ def test_a_head_is_taken_apart() -> None:
     )
     assert head.headers == {"host": "a", "x-a": "b, c", "content-length": "12"}
     assert head.arguments() == {"path": "/tmp/é", "x": ""}
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=40), max_size=8))
+def test_a_query_says_what_was_put_into_it(arguments: dict[str, str]) -> None:
+    query = urlencode(arguments, errors="surrogatepass") if arguments else ""
+    try:
+        query.encode("ascii")
+        [value.encode() for pair in arguments.items() for value in pair]
+    except UnicodeEncodeError:
+        return  # lone surrogates are in no URL
+    head = parse_head(f"GET /files?{query} HTTP/1.1".encode())
+    assert head.arguments() == arguments
+
+
+@given(st.text(alphabet="ab=&%+;?/#2F0\xff", max_size=60))
+def test_any_query_is_read_or_refused(query: str) -> None:
+    head = parse_head(f"GET /files?{query} HTTP/1.1".encode("latin-1"))
+    found = head.arguments()
+    assert all(isinstance(value, str) for pair in found.items() for value in pair)
+
+
+def test_a_query_is_bounded_and_its_first_value_counts() -> None:
+    assert parse_head(b"GET /f?a=1&a=2 HTTP/1.1").arguments() == {"a": "1"}
+    many = "&".join(f"a{number}=1" for number in range(101)).encode()
+    with pytest.raises(AgentError, match="query"):
+        parse_head(b"GET /f?" + many + b" HTTP/1.1").arguments()
 
 
 def test_an_absolute_target_gives_its_path() -> None:

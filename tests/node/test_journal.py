@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from greenroom.errors import SetupError
-from greenroom.node.journal import Journal, JournalUnavailable, digest_of
+from greenroom.node.journal import Inner, Journal, JournalUnavailable, digest_of
+from greenroom.runtime.engine import Snapshot
 from greenroom.wire.ids import is_sandbox_id, new_sandbox_id
-from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, Size
+from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, Size, SnapshotInfo
 
 SMALL = Size("small", 1, 512, 4096)
 
@@ -96,6 +97,17 @@ def test_an_aborted_key_may_be_used_again(path: Path) -> None:
     journal.close()
 
 
+def test_a_known_key_is_not_begun_again(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.begin("k1", "d", "i1", 1.0, "vm-1")
+    before = journal.find("k1")
+    assert not journal.begin("k1", "other", "i2", 2.0, "vm-2")
+    assert journal.find("k1") == before
+    journal.save("k1", sandbox("i1"), 2.0)
+    assert [vm for _, vm, _ in journal.running()] == ["vm-1"]
+    journal.close()
+
+
 def test_after_a_restart_it_tells_what_was_running_and_forgets_what_was_not_answered(path: Path) -> None:
     journal = Journal(path)
     journal.begin("pending", "d", "i1", 1.0)
@@ -106,7 +118,7 @@ def test_after_a_restart_it_tells_what_was_running_and_forgets_what_was_not_answ
     again = Journal(path)
     assert again.abort_pending() == 1
     assert again.find("pending") is None
-    assert [(entry.key, entry.sandbox, vm) for entry, vm in again.running()] == [
+    assert [(entry.key, entry.sandbox, vm) for entry, vm, _ in again.running()] == [
         ("running", sandbox("i2"), "vm-2")
     ]
     again.close()
@@ -158,3 +170,52 @@ def test_a_journal_that_cannot_be_written_says_so(path: Path) -> None:
     with pytest.raises(JournalUnavailable, match="free disk space"):
         fill()
     journal.close()
+
+
+def test_a_journal_of_the_first_version_goes_on_with_what_it_knew(path: Path) -> None:
+    before = Journal(path)
+    before.begin("k1", "d", "i1", 1.0, "vm-1")
+    before.save("k1", sandbox("i1"), 2.0)
+    before.close()
+    old = sqlite3.connect(path)
+    old.executescript("ALTER TABLE claims DROP COLUMN inner; DROP TABLE snapshots; PRAGMA user_version=1;")
+    old.close()
+    journal = Journal(path)
+    ((entry, vm, inner),) = journal.running()
+    assert (entry.sandbox, vm, inner) == (sandbox("i1"), "vm-1", Inner())
+    assert journal.snapshots() == {}
+    journal.close()
+
+
+def test_what_a_paused_sandbox_needs_is_kept_until_its_end(path: Path) -> None:
+    journal = Journal(path)
+    asleep = Snapshot(name="asleep-1", kind="full", template="base", size=SMALL, golden="g", created_at=1.0)
+    inner = Inner(env={"A": "1"}, machine_id="m", ttl=5.0, asleep=asleep)
+    journal.begin("k1", "d", "i1", 1.0, "vm-1")
+    journal.settle("k1", sandbox("i1"), inner, None, 2.0)
+    assert [(vm, kept) for _, vm, kept in journal.running()] == [(None, inner)]
+    journal.end("k1", "it was killed", 3.0)
+    assert journal.running() == []
+    journal.close()
+
+
+def test_snapshots_are_kept_until_they_are_dropped(path: Path) -> None:
+    journal = Journal(path)
+    info = SnapshotInfo(
+        snapshot_id="s1",
+        name="n",
+        owner="o",
+        sandbox_id="i1",
+        template="base",
+        size=SMALL,
+        created_at=1.0,
+        memory=True,
+    )
+    journal.save_snapshot(info)
+    journal.close()
+    again = Journal(path)
+    assert again.snapshots() == {"s1": info}
+    assert again.drop_snapshot("s1")
+    assert not again.drop_snapshot("s1")
+    assert again.snapshots() == {}
+    again.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +13,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from greenroom.bench import faults_host as host
 from greenroom.config import Config
 from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, SandboxEnded, UnknownSandbox
 from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
-from greenroom.runtime.engine import Adopted
+from greenroom.runtime.engine import Adopted, quiet
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn
+from tests.node.conftest import SMALL
 from tests.support.waiting import until
 
 Ask = Callable[..., ClaimRequest]
@@ -271,6 +276,84 @@ async def test_on_a_full_disk_sandboxes_still_end_and_new_ones_are_refused(
         disk.full = False
         assert (await claimed(keeper, ask("d"))).state == "running"
     real.close()
+
+
+async def test_a_claim_that_cannot_be_written_down_takes_no_member(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    real = Journal(tmp_path / "j.db")
+    disk = FullDisk(real)
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=disk, config=config) as keeper:  # type: ignore[arg-type]
+        await warmer.set_pools([PoolSpec(template="base", size=SMALL, target=1)], quiet)
+        await until(lambda: warmer.next_member("base", SMALL) is not None)
+        (only,) = runtime.vms
+        disk.full = True
+        with pytest.raises(JournalUnavailable):
+            await keeper.claim(ask("a"))
+        assert warmer.next_member("base", SMALL) == only
+        assert list(runtime.vms) == [only]
+    real.close()
+
+
+async def test_claims_at_once_get_a_member_each_and_the_journal_names_it_before_the_hand_over(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as keeper:
+        await warmer.set_pools([PoolSpec(template="base", size=SMALL, target=2)], quiet)
+        await until(lambda: warmer.status()[0].warm == 2)
+        runtime.start_delay = 0.05
+        members = set(runtime.vms)
+        claims = [spawn(keeper.claim(ask(f"k{number}")), "a claim") for number in range(3)]
+        await until(lambda: len(host.journalled(tmp_path)) >= 2)
+        assert members <= host.journalled(tmp_path)
+        made = await asyncio.gather(*claims)
+        names = {live.vm.name for live in keeper._live.values()}
+        assert len(names) == len({sandbox.sandbox_id for sandbox in made}) == 3
+        assert members < names, "the third had to wait for another"
+    journal.close()
+
+
+async def test_a_time_out_that_is_sooner_than_the_next_look_is_kept(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    late, soon = await claimed(keeper, ask("late", ttl=3600.0)), await claimed(keeper, ask("soon", ttl=0.05))
+    await until(lambda: len(keeper) == 1)
+    assert keeper.list() == [late]
+    assert soon.sandbox_id != late.sandbox_id
+
+
+_KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from greenroom.config import Config, VmConfig
+from greenroom.node.journal import Journal
+from greenroom.node.keeper import Keeper
+from greenroom.node.warmer import Warmer
+from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.wire.messages import ClaimRequest, Size
+
+async def main(home):
+    runtime, config = SimulatedRuntime(), Config(vm=VmConfig(engine="simulated"))
+    journal = Journal(home / "journal.db")
+    async with Warmer(runtime, config, home) as warmer, Keeper(
+        name="n", runtime=runtime, warmer=warmer, journal=journal, config=config
+    ) as keeper:
+        for number in range(5):
+            request = ClaimRequest(key=f"k{number}", template="base", size=Size("small", 1, 512, 4096), ttl=60.0)
+            await keeper.claim(request)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_claims_that_were_answered_outlive_a_sigkill(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    journal = Journal(tmp_path / "journal.db")
+    assert {entry.key for entry, _, _ in journal.running()} == {f"k{number}" for number in range(5)}
+    journal.close()
 
 
 async def test_a_provisional_sandbox_is_nobodys_until_it_is_confirmed(keeper: Keeper, ask: Ask) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.node.lifecycle import (
+    RETRY_FIRST,
+    RETRY_LAST,
     TIME_UP,
     UNCONFIRMED,
     VM_GONE,
+    BeginPause,
+    BeginResume,
+    Busy,
     Changed,
     ClockStepped,
     Confirm,
@@ -16,9 +23,15 @@ from greenroom.node.lifecycle import (
     Event,
     Lifecycle,
     Outcome,
+    Pause,
+    Paused,
+    PauseFailed,
     Refused,
     Release,
     Renew,
+    Resume,
+    Resumed,
+    ResumeFailed,
     Tick,
     Unchanged,
     VmEnded,
@@ -92,6 +105,68 @@ def test_an_ended_one_stays_ended() -> None:
         assert ended.handle(event, 2.0) == (ended, Unchanged())
 
 
+def running(pauses: bool = False) -> Lifecycle:
+    return Lifecycle(confirm_by=20.0, ends_at=300.0, phase="running", pauses=pauses)
+
+
+def test_a_pause_and_a_resume() -> None:
+    life, outcome = after(running(), (10.0, Pause(memory=False)))
+    assert (life.phase, outcome, life.due()) == ("pausing", BeginPause(False), None)
+    assert after(life, (11.0, Renew(60)))[1] == Busy()
+    life, _ = after(life, (12.0, Paused()))
+    assert (life.phase, life.due()) == ("paused", None)
+    assert after(life, (1e9, Tick()))[1] == Unchanged()
+    assert after(life, (13.0, Pause()))[1] == Unchanged()
+    assert after(life, (13.0, Renew(60)))[1] == Refused()
+    assert after(life, (13.0, VmEnded()))[1] == Unchanged()
+    life, outcome = after(life, (1000.0, Resume(60.0)))
+    assert (life.phase, outcome) == ("resuming", BeginResume(60.0))
+    assert after(life, (1001.0, Resume(30)))[1] == Busy()
+    assert after(life, (1001.0, ResumeFailed()))[0].phase == "paused"
+    life, _ = after(life, (1002.0, Resumed(60.0)))
+    assert (life.phase, life.due()) == ("running", 1062.0)
+    assert after(life, (1003.0, Resume(1.0)))[1] == Unchanged()
+
+
+def test_at_its_time_out_it_is_paused_when_it_was_made_so() -> None:
+    assert after(running(pauses=True), (300.0, Tick()))[1] == BeginPause(None)
+    assert after(running(pauses=True), (301.0, Renew(60)))[1] == BeginPause(None)
+    assert after(running(pauses=True), (301.0, Release("killed")))[1] == End("killed")
+
+
+def test_a_pause_at_the_time_out_that_fails_is_tried_again_and_again() -> None:
+    life, now, waits = running(pauses=True), 300.0, []
+    for _ in range(8):
+        life, outcome = after(life, (now, Tick()))
+        assert outcome == BeginPause(None)
+        life, _ = after(life, (now + 1, PauseFailed()))
+        due = life.due()
+        assert due is not None
+        assert after(life, (due - 0.001, Tick()))[1] == Unchanged()
+        waits.append(due - now - 1)
+        now = due
+    assert waits[0] == RETRY_FIRST
+    assert waits[-1] == RETRY_LAST
+    assert sorted(waits) == waits
+    assert after(life, (now - 1, Renew(60)))[0].due() == now + 59
+
+
+def test_a_pause_that_somebody_wanted_and_that_fails_leaves_its_time_out_alone() -> None:
+    life, outcome = after(running(), (10.0, Pause()), (11.0, PauseFailed()))
+    assert (life, outcome) == (running(), Changed())
+
+
+def test_it_can_be_ended_in_every_phase_and_once() -> None:
+    for events in ((), (Pause(),), (Pause(), Paused()), (Pause(), Paused(), Resume(30))):
+        life, _ = after(running(), *((10.0, event) for event in events))
+        life, outcome = after(life, (11.0, Release("killed")))
+        assert outcome == End("killed")
+        for late in (Paused(), PauseFailed(), Resumed(5), ResumeFailed(), Tick(), VmEnded()):
+            assert life.handle(late, 12.0) == (life, Unchanged())
+        for asked in (Pause(), Resume(30), Release("again")):
+            assert life.handle(asked, 12.0) == (life, Refused())
+
+
 class EveryInterleaving(RuleBasedStateMachine):
     """Confirm, release, renew, deaths and time in any order, against what each promise says by itself."""
 
@@ -99,6 +174,8 @@ class EveryInterleaving(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.life = fresh(confirm_by=20.0, ends_at=60.0)
+        self.working = ""
+        """What was begun and has not been told of: exactly then the phase says so."""
         self.ends = 0
         self.confirmed = False
         self.stepped = 0.0
@@ -109,7 +186,14 @@ class EveryInterleaving(RuleBasedStateMachine):
         self.life, outcome = before.handle(event, self.now)
         assert before.handle(event, self.now) == (self.life, outcome), "the same event gives the same"
         self.story.append((self.now, event, outcome))
+        if isinstance(outcome, BeginPause | BeginResume):
+            assert not self.working
+            self.working = "pausing" if isinstance(outcome, BeginPause) else "resuming"
+        if isinstance(outcome, Busy):
+            assert self.working
+            assert self.life == before
         if isinstance(outcome, End):
+            self.working = ""
             self.ends += 1
             assert before.phase != "ended"
             assert self.life.phase == "ended"
@@ -132,7 +216,9 @@ class EveryInterleaving(RuleBasedStateMachine):
     def tick(self) -> None:
         due = self.life.due()
         outcome = self.feed(Tick())
-        assert isinstance(outcome, End) == (due is not None and self.now >= due)
+        assert isinstance(outcome, End | BeginPause) == (due is not None and self.now >= due)
+        if isinstance(outcome, BeginPause):
+            assert self.life.pauses
 
     @rule()
     def confirm(self) -> None:
@@ -159,14 +245,43 @@ class EveryInterleaving(RuleBasedStateMachine):
             assert abs(due - self.now - left) < 1e-6
 
     @rule()
+    def pause(self) -> None:
+        before = self.life
+        if isinstance(self.feed(Pause()), BeginPause):
+            assert before.phase == "running"
+
+    @rule()
+    def resume(self) -> None:
+        before = self.life
+        if isinstance(self.feed(Resume(30)), BeginResume):
+            assert before.phase == "paused"
+
+    @rule(went_well=st.booleans())
+    def the_work_is_done(self, went_well: bool) -> None:
+        done: dict[str, tuple[Event, Event]] = {
+            "pausing": (PauseFailed(), Paused()),
+            "resuming": (ResumeFailed(), Resumed(30)),
+        }
+        if self.working:
+            event = done[self.working][went_well]
+            self.working = ""
+            assert self.feed(event) == Changed()
+            assert self.life.phase in ("running", "paused")
+
+    @rule()
+    def it_was_made_to_be_paused(self) -> None:
+        self.life = replace(self.life, pauses=True)
+
+    @rule()
     def release(self) -> None:
         alive = self.life.phase != "ended"
         assert isinstance(self.feed(Release("killed")), End) == alive
 
     @rule()
     def vm_ends(self) -> None:
+        has_none = self.life.phase in ("paused", "resuming")
         self.feed(VmEnded())
-        assert self.life.phase == "ended"
+        assert self.life.phase == "ended" or has_none
 
     @invariant()
     def it_ends_at_most_once_and_never_comes_back(self) -> None:
@@ -174,7 +289,11 @@ class EveryInterleaving(RuleBasedStateMachine):
 
     @invariant()
     def only_a_confirmed_one_runs(self) -> None:
-        assert self.life.phase != "running" or self.confirmed
+        assert self.life.phase in ("provisional", "ended") or self.confirmed
+
+    @invariant()
+    def its_phase_tells_what_is_under_way(self) -> None:
+        assert self.working == (self.life.phase if self.life.phase in ("pausing", "resuming") else "")
 
 
 TestEveryInterleaving = EveryInterleaving.TestCase

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from greenroom.errors import RuntimeFailure, SetupError
-from greenroom.node import diskguard, keeper, lifecycle
+from greenroom.node import diskguard, lifecycle, residents
 from greenroom.node import metrics as counted
 from greenroom.node.keeper import Keeper
 from greenroom.node.relay import RelayStatistics
@@ -114,7 +114,7 @@ async def test_an_end_is_counted_once_by_why(
 
 def test_every_reason_for_an_end_has_a_class() -> None:
     texts = {lifecycle.UNCONFIRMED, lifecycle.TIME_UP, lifecycle.VM_GONE, diskguard.REASON}
-    for node in ast.walk(ast.parse(Path(keeper.__file__).read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(Path(residents.__file__).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Release":
             texts |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
         if isinstance(node, ast.AsyncFunctionDef) and node.name == "release":

@@ -186,7 +186,11 @@ class AnyOrder(RuleBasedStateMachine):
     def claim(self, patience: float) -> None:
         name = self.fresh("c")
         self.open_claims.append(name)
-        self.carry_out(self.pool.handle(ClaimArrived(name, self.now + patience)))
+        foretold = self.pool.next_member()
+        made = self.pool.handle(ClaimArrived(name, self.now + patience))
+        given = [each.member for each in made if isinstance(each, HandOver)]
+        assert given == ([] if foretold is None else [foretold])
+        self.carry_out(made)
 
     @precondition(lambda self: self.open_claims)
     @rule(data=st.data())

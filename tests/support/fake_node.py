@@ -29,8 +29,11 @@ from greenroom.wire.messages import (
     NodeStatus,
     PoolStatus,
     Registered,
+    Resumed,
+    ResumeRequest,
     Sandbox,
     SandboxList,
+    SnapshotList,
     TimeoutRequest,
 )
 from greenroom.wire.serving import application, endpoint, json_response, listen, read_json, url_of
@@ -199,6 +202,8 @@ class FakeNode:
             endpoint("DELETE", "/v1/sandboxes/{id}", self._delete, ("api", "master", "operator")),
             endpoint("POST", "/v1/sandboxes/{id}/confirm", self._confirm, ("api",)),
             endpoint("POST", "/v1/sandboxes/{id}/timeout", self._timeout, ("api", "master", "operator")),
+            endpoint("POST", "/v1/sandboxes/{id}/resume", self._resume, ("api",)),
+            endpoint("GET", "/v1/snapshots", self._snapshots, ("api",)),
             endpoint("GET", "/v1/status", self._status, ("operator", "master")),
         ]
 
@@ -292,6 +297,19 @@ class FakeNode:
         sandbox = msgspec.structs.replace(sandbox, ends_at=ends_at)
         self.sandboxes[sandbox.sandbox_id] = sandbox
         return json_response(sandbox)
+
+    async def _resume(self, request: Request) -> Response:
+        """None of its sandboxes is ever paused."""
+        self._note(request)
+        wish = await read_json(request, ResumeRequest)
+        sandbox = self._alive(request.path_params["id"])
+        sandbox = msgspec.structs.replace(sandbox, ends_at=max(time.time() + wish.ttl, sandbox.ends_at))
+        self.sandboxes[sandbox.sandbox_id] = sandbox
+        return json_response(Resumed(sandbox, resumed=False))
+
+    async def _snapshots(self, request: Request) -> Response:
+        self._note(request)
+        return json_response(SnapshotList([]))
 
     async def _status(self, _request: Request) -> Response:
         return json_response(self.status())

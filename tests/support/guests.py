@@ -10,6 +10,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from greenroom.config import NodesConfig
+from greenroom.errors import GreenroomError
 from greenroom.node.relay import Relay
 
 TOKEN = "relay-secret"
@@ -28,6 +29,16 @@ class FakeTarget:
         self.connecting = asyncio.Event()
         self.hold: asyncio.Event | None = None
         """When set, `connect` waits for it: a guest that is slow to answer."""
+        self.asleep: asyncio.Event | None = None
+        """When set, `ready` waits for it: a sandbox that is being resumed."""
+        self.refuses: GreenroomError | None = None
+        """What `ready` raises after that."""
+
+    async def ready(self) -> None:
+        if self.asleep is not None:
+            await self.asleep.wait()
+        if self.refuses is not None:
+            raise self.refuses
 
     async def connect(self, port: int) -> socket.socket:
         self.attempts.append(port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -74,6 +75,13 @@ class Platform:
         """Process id of a role; None while it is not running."""
         found = self.role(role)["pid"]
         return None if found is None else int(found)
+
+    def kill(self, pid: int) -> None:
+        """End one of its processes by SIGKILL, and wait until it is gone."""
+        process = psutil.Process(pid)
+        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.wait(30)
 
     def vm_pids(self) -> set[int]:
         """QEMUs that belong to this platform's nodes, whoever their parent is now."""

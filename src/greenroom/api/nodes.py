@@ -22,16 +22,26 @@ from greenroom.errors import (
     NodeUnavailable,
     OutcomeUnknown,
     UnknownSandbox,
+    UnknownSnapshot,
     UnknownTemplate,
 )
 from greenroom.wire.calling import RoleClient
-from greenroom.wire.ids import is_sandbox_id, node_code_of
+from greenroom.wire.ids import is_sandbox_id, is_snapshot_id, node_code_of
 from greenroom.wire.messages import (
     ClaimRequest,
+    ForkList,
+    ForkRequest,
     NodeInfo,
     NodeList,
+    Past,
+    PauseRequest,
+    Resumed,
+    ResumeRequest,
     Sandbox,
     SandboxList,
+    SnapshotInfo,
+    SnapshotList,
+    SnapshotRequest,
     Template,
     TimeoutRequest,
 )
@@ -185,32 +195,96 @@ class Fleet:
         url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/timeout"
         return await self._client.call("POST", url, Sandbox, request, deadline=self._deadline)
 
-    async def sandboxes(self) -> tuple[list[Sandbox], list[str]]:
-        """All sandboxes of the fleet, and the names of dead nodes whose sandboxes are therefore not in it.
+    async def pause(self, sandbox_id: str, request: PauseRequest) -> Sandbox:
+        """Pause a sandbox. Raises AlreadyPaused, UnknownSandbox, or why it runs on."""
+        return await self._sandbox_call(sandbox_id, "pause", Sandbox, request)
 
-        Raises NodeUnavailable when a node that should be alive cannot be read: leaving its sandboxes out
-        would look to the client as if they had ended.
-        """
-        table = await self.table()
-        live = [info.status for info in table.by_code.values() if info.live]
-        missing = sorted(info.status.name for info in table.by_code.values() if not info.live)
+    async def resume(self, sandbox_id: str, ttl: float) -> Resumed:
+        """Let a sandbox run for `ttl` seconds at least. May be repeated."""
+        return await self._sandbox_call(sandbox_id, "resume", Resumed, ResumeRequest(ttl))
+
+    async def past(self, sandbox_id: str) -> Past:
+        """Samples and log of a sandbox."""
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/past"
+        return await self._client.call("GET", url, Past, deadline=self._deadline)
+
+    async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkList:
+        """Sandboxes that go on where this one stands, each provisional; the same keys give the same ones."""
+        return await self._sandbox_call(sandbox_id, "fork", ForkList, request)
+
+    async def take_snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotInfo:
+        """Save a sandbox, which goes on."""
+        return await self._sandbox_call(sandbox_id, "snapshots", SnapshotInfo, request)
+
+    async def _sandbox_call(self, sandbox_id: str, what: str, kind: type[T], body: object) -> T:
+        """A call that moves a sandbox's memory to disk or back, for which its node gets longer."""
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/{what}"
+        return await self._client.call("POST", url, kind, body, deadline=self._config.api.move_deadline)
+
+    async def snapshot(self, owner: str, ref: str) -> SnapshotInfo:
+        """The owner's snapshot with this id or name (the newest of that name). Raises UnknownSnapshot."""
+        if is_snapshot_id(ref):
+            node = (await self.table()).by_code.get(node_code_of(ref))
+            if node is not None:
+                url = f"{node.status.api_url}/v1/snapshots/{ref}"
+                found = await self._client.call("GET", url, SnapshotInfo, deadline=self._deadline)
+                if found.owner == owner:
+                    return found
+            raise UnknownSnapshot(f"there is no snapshot {ref!r}")
+        named = [
+            snapshot
+            for snapshot in await self.snapshots()
+            if snapshot.owner == owner
+            and snapshot.name
+            and snapshot.name.removesuffix(":default") == ref.removesuffix(":default")
+        ]
+        if not named:
+            raise UnknownSnapshot(f"there is no snapshot {ref[:80]!r}")
+        return max(named, key=lambda snapshot: snapshot.created_at)
+
+    async def snapshots(self) -> list[SnapshotInfo]:
+        """All snapshots on live nodes. Raises NodeUnavailable when one cannot be read."""
+        answers = await self._of_live("/v1/snapshots", SnapshotList, "snapshots")
+        return [snapshot for answer in answers for snapshot in answer.snapshots]
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot. Raises UnknownSnapshot."""
+        node = (await self.table()).by_code.get(node_code_of(snapshot_id))
+        if node is None:
+            raise UnknownSnapshot(f"there is no snapshot {snapshot_id!r}")
+        url = f"{node.status.api_url}/v1/snapshots/{snapshot_id}"
+        await self._client.call("DELETE", url, type(None), deadline=self._deadline)
+
+    async def _of_live(self, path: str, kind: type[T], what: str) -> list[T]:
+        """What each live node answers. Raises NodeUnavailable when one that should be alive cannot be read: leaving
+        its part out would look to the client as if it had ended."""
+        live = [info.status for info in (await self.table()).by_code.values() if info.live]
         answers = await asyncio.gather(
             *(
-                self._client.call(
-                    "GET", f"{status.api_url}/v1/sandboxes", SandboxList, deadline=self._deadline
-                )
+                self._client.call("GET", f"{status.api_url}{path}", kind, deadline=self._deadline)
                 for status in live
             ),
             return_exceptions=True,
         )
-        found: list[Sandbox] = []
+        found: list[T] = []
         for status, answer in zip(live, answers, strict=True):
             if isinstance(answer, BaseException):
                 if not isinstance(answer, GreenroomError):
                     raise answer
-                raise NodeUnavailable(f"the sandboxes of node {status.name} cannot be read") from answer
-            found += answer.sandboxes
-        return found, missing
+                raise NodeUnavailable(f"the {what} of node {status.name} cannot be read") from answer
+            found.append(answer)
+        return found
+
+    async def sandboxes(self) -> tuple[list[Sandbox], list[str]]:
+        """All sandboxes of the fleet, and the names of dead nodes whose sandboxes are therefore not in it.
+
+        Raises NodeUnavailable when a node that should be alive cannot be read.
+        """
+        missing = sorted(info.status.name for info in (await self.table()).by_code.values() if not info.live)
+        answers = await self._of_live("/v1/sandboxes", SandboxList, "sandboxes")
+        return [sandbox for answer in answers for sandbox in answer.sandboxes], missing
 
     async def claim(self, request: ClaimRequest) -> Sandbox:
         """Ask a master for a sandbox; the next master only when the request cannot have been taken.

@@ -50,6 +50,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     template: str
     size: Size
     """What each guest is given."""
+    medium: str = ""
+    """File system and device on which the benchmark's own files lie; empty where nobody looked."""
     load_before: Load
     load_after: Load | None = None
 
@@ -60,6 +62,22 @@ class Table(msgspec.Struct, frozen=True):
     title: str
     columns: list[str]
     rows: list[list[str]]
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that was aimed at: `value` should be `limit` at most. None when it was not measured."""
+
+    name: str
+    value: float | None
+    limit: float
+    unit: str
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `missed` or, without a value, `not measured`."""
+        if self.value is None:
+            return "not measured"
+        return "met" if self.value <= self.limit else "missed"
 
 
 class Meter(Protocol):
@@ -96,6 +114,35 @@ def gather_conditions(engine: EngineInfo, template: str, size: Size) -> Conditio
         size=size,
         load_before=os.getloadavg(),
     )
+
+
+def medium_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """File system and device that `path` lies on, such as `ext4 on /dev/vda (rotational)`; `unknown` where not told.
+
+    Source of the fields: proc(5), /proc/[pid]/mountinfo; `rotational` is sysfs' word, which virtual disks often get.
+    """
+    try:
+        number = path.stat().st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
+        for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == device:
+                kind, source = after.split()[:2]
+                return f"{kind} on {source}{_rotation(device)}"
+    except (OSError, IndexError, ValueError):
+        pass
+    return "unknown"
+
+
+def _rotation(device: str) -> str:
+    """What sysfs says of a block device's kind, in brackets; of a partition its disk's."""
+    for place in ("queue", "../queue"):
+        try:
+            found = Path(f"/sys/dev/block/{device}/{place}/rotational").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        return " (rotational)" if found == "1" else " (not rotational)"
+    return ""
 
 
 def finish(conditions: Conditions) -> Conditions:
@@ -167,7 +214,7 @@ def conditions_lines(conditions: Conditions) -> list[str]:
         f"{conditions.engine} {conditions.engine_version} on {conditions.accelerator}: "
         f"{conditions.accelerator_reason}",
         f"guest {conditions.template}/{size.name}: {size.cpus} CPU, {size.memory_mib} MiB, "
-        f"disk {size.disk_mib} MiB",
+        f"disk {size.disk_mib} MiB" + (f"; files on {conditions.medium}" if conditions.medium else ""),
         f"load average before {_load(conditions.load_before)}"
         + ("" if after is None else f", after {_load(after)}"),
     ]
@@ -189,7 +236,10 @@ def cell(value: float | None) -> str:
         return "–"
     if abs(value) >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    # Below a tenth two decimals would leave one digit, or none; a whole zero stays one.
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
 
 
 def summary_cells(summary: Summary) -> list[str]:
@@ -202,6 +252,16 @@ SUMMARY_COLUMNS = ["n", "failed", "min", "p50", "p95", "max"]
 """Headings of `summary_cells`."""
 
 
+def tail_cells(summary: Summary) -> list[str]:
+    """n, failed, p50, p95, p99, max: for samples so many that the hundredth part of them says something."""
+    figures = (summary.p50, summary.p95, summary.p99, summary.max)
+    return [str(summary.n), str(summary.failed), *map(cell, figures)]
+
+
+TAIL_COLUMNS = ["n", "failed", "p50", "p95", "p99", "max"]
+"""Headings of `tail_cells`."""
+
+
 def ratio_cells(ratio: Ratio) -> list[str]:
     """The ratio and what it was in the rounds."""
     return [cell(ratio.overall), f"{cell(ratio.low)} to {cell(ratio.high)}"]
@@ -209,6 +269,18 @@ def ratio_cells(ratio: Ratio) -> list[str]:
 
 RATIO_COLUMNS = ["median", "of rounds from"]
 """Headings of `ratio_cells`."""
+
+
+def target_table(targets: Sequence[Target]) -> Table:
+    """What was aimed at beside what was measured."""
+    return Table(
+        "Targets",
+        ["figure", "target", "measured", ""],
+        [
+            [entry.name, f"≤ {entry.limit:g}{entry.unit}", f"{cell(entry.value)}{entry.unit}", entry.verdict]
+            for entry in targets
+        ],
+    )
 
 
 def failure_lines(summaries: Sequence[tuple[str, Summary]]) -> list[str]:

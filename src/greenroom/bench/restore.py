@@ -34,8 +34,9 @@ from greenroom.bench.report import (
     reason,
     summary_cells,
 )
+from greenroom.bench.rounds import ratio, turns
 from greenroom.bench.stages import Memory, StagedRuntime, Stages, memory_of
-from greenroom.bench.summaries import Ratio, Sample, Summary, compare, rate, summarise
+from greenroom.bench.summaries import Ratio, Sample, Summary, rate, summarise
 from greenroom.bench.supply import Figures, without_stock
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError, RuntimeFailure, SetupError
@@ -304,8 +305,7 @@ async def _measure(runtime: StagedRuntime, spec: RoleSpec, plan: RestorePlan, me
         records.began = time.perf_counter()
         for number in range(1, plan.rounds + 1):
             for parallel in plan.parallel:
-                sides = [fenced_side.batch, bare_side.batch]
-                for batch in sides if number % 2 else reversed(sides):
+                for batch in turns([fenced_side.batch, bare_side.batch], number):
                     meter.say(f"round {number} of {plan.rounds}, {parallel} at a time")
                     await batch(records, plan.count, parallel, number, meter)
     held = 2 * plan.count if plan.held is None else plan.held
@@ -402,25 +402,19 @@ def _rate_sample(row: BatchRow) -> Sample:
 
 
 def _fence(records: Records, parallel: int) -> FenceCost:
-    def times(side: Side) -> dict[int, list[Sample]]:
-        found: dict[int, list[Sample]] = {}
-        for row in records.restores:
-            if (row.side, row.parallel) == (side, parallel):
-                total = None if row.stages is None else row.stages.total_ms
-                found.setdefault(row.round, []).append(Sample(total, row.error))
-        return found
+    def restores(side: Side) -> list[RestoreRow]:
+        return [row for row in records.restores if (row.side, row.parallel) == (side, parallel)]
 
-    def rates(side: Side) -> dict[int, list[Sample]]:
-        return {
-            row.round: [_rate_sample(row)]
-            for row in records.batches
-            if (row.side, row.parallel) == (side, parallel)
-        }
+    def batches(side: Side) -> list[BatchRow]:
+        return [row for row in records.batches if (row.side, row.parallel) == (side, parallel)]
+
+    def total(row: RestoreRow) -> Sample:
+        return Sample(None if row.stages is None else row.stages.total_ms, row.error)
 
     return FenceCost(
         parallel=parallel,
-        time=compare(times("greenroom"), times("bare")),
-        rate=compare(rates("greenroom"), rates("bare")),
+        time=ratio(restores("greenroom"), restores("bare"), total),
+        rate=ratio(batches("greenroom"), batches("bare"), _rate_sample),
     )
 
 

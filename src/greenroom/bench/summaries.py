@@ -29,6 +29,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     min: float | None = None
     p50: float | None = None
     p95: float | None = None
+    p99: float | None = None
     max: float | None = None
     errors: dict[str, int] = {}
     """How often each reason made an attempt fail."""
@@ -93,6 +94,7 @@ def summarise(samples: Iterable[Sample]) -> Summary:
         min=values[0],
         p50=percentile(values, 0.5),
         p95=percentile(values, 0.95),
+        p99=percentile(values, 0.99),
         max=values[-1],
         errors=dict(errors),
     )

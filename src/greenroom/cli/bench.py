@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from greenroom.cli import bench_faults
-from greenroom.cli.bench_support import (
-    engine_of_node,
-    meter_on_stderr,
-    run_to_the_end,
-    temporary_directory,
-)
+from greenroom.cli import bench_faults, bench_host
+from greenroom.cli.bench_support import meter_on_stderr, run_to_the_end, temporary_directory
 from greenroom.cli.options import (
     CacheDirOption,
     KeyFileOption,
@@ -28,19 +21,14 @@ from greenroom.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from greenroom.bench.claim import ClaimPlan, ClaimReport, Platform
+    from greenroom.bench.claim import ClaimReport, Part
     from greenroom.bench.report import Table
     from greenroom.bench.restore import RestoreReport
     from greenroom.bench.summaries import Summary
-    from greenroom.cli.interrupts import Interrupts
-    from greenroom.cli.records import StateDir
-    from greenroom.cli.target import Target
-    from greenroom.runtime.engine import EngineInfo
-    from greenroom.wire.messages import NodeStatus
 
 _bench = typer.Typer(
     callback=group_options,
-    help="Measure this machine: restores against bare QEMU, warm claims against restores on demand, faults.",
+    help="Measure this machine: restores against bare QEMU, claims from one process to a whole platform, faults.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog=examples("greenroom bench restore", "greenroom bench claim --count 40 --json claim.json"),
@@ -55,11 +43,15 @@ JsonFileOption = Annotated[
         help="Also write conditions, summaries and every row to this file, as JSON.",
     ),
 ]
+RoundsOption = Annotated[
+    int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the sides swap places.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench_faults.register(_bench)
+    bench_host.register(_bench)
     app.add_typer(_bench, name="bench")
 
 
@@ -85,9 +77,7 @@ def restore(
     parallel: Annotated[
         str, typer.Option("--parallel", metavar="N,N…", help="Restores at the same time, one batch for each.")
     ] = "1,2",
-    rounds: Annotated[
-        int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the sides swap places.")
-    ] = 3,
+    rounds: RoundsOption = 3,
     starts: Annotated[
         int, typer.Option("--starts", metavar="N", min=0, help="VMs of a batch started to the first answer.")
     ] = 3,
@@ -148,25 +138,94 @@ def restore(
 @_bench.command(
     epilog=examples(
         "greenroom bench claim",
+        "greenroom bench claim --quick   # everything, small, to see that it works",
+        "greenroom bench claim --part engine --part http   # no VM, no root",
+        "greenroom bench claim --part patterns --pattern-count 40 --pattern-pool 10 --every 100",
         "greenroom bench claim --count 40 --json claim.json",
         "greenroom --state-dir /srv/greenroom bench claim --key-file ci.key",
     )
 )
 def claim(
     context: typer.Context,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--part",
+            metavar="PART",
+            show_default=False,
+            help="Measure this part only; may be repeated. One of engine, http, supply, output, patterns, boot "
+            "(default: all)",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small numbers wherever none is given, for a quick look.")
+    ] = False,
+    claims: Annotated[
+        int | None,
+        typer.Option(
+            "--claims",
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            show_default=False,
+            help="engine, http: claims without VMs, one at a time (default: 2000; quick: 200)",
+        ),
+    ] = None,
     count: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--count",
             metavar="N",
             min=1,
             max=10_000,
-            help="Claims of each kind (warm, dry) in all, spread over the rounds; one at a time.",
+            show_default=False,
+            help="supply, output: sandboxes of each kind in all, spread over the rounds (default: 20; quick: 2)",
         ),
-    ] = 20,
-    rounds: Annotated[
-        int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the kinds swap places.")
-    ] = 4,
+    ] = None,
+    rounds: RoundsOption = 4,
+    pattern_count: Annotated[
+        int | None,
+        typer.Option(
+            "--pattern-count",
+            metavar="N",
+            min=1,
+            max=10_000,
+            show_default=False,
+            help="patterns: creates of each pattern (default: 20; quick: 3)",
+        ),
+    ] = None,
+    pattern_pool: Annotated[
+        int | None,
+        typer.Option(
+            "--pattern-pool",
+            metavar="N",
+            min=0,
+            max=4096,
+            show_default=False,
+            help="patterns: warm members before each pattern (default: 20; quick: 3)",
+        ),
+    ] = None,
+    every: Annotated[
+        float,
+        typer.Option(
+            "--every",
+            metavar="MS",
+            min=1.0,
+            max=60_000.0,
+            help="patterns: milliseconds between two staggered creates.",
+        ),
+    ] = 200.0,
+    boots: Annotated[
+        int | None,
+        typer.Option(
+            "--boots",
+            metavar="N",
+            min=1,
+            max=100,
+            show_default=False,
+            help="boot: cold boots, and restores beside them (default: 3; quick: 1)",
+        ),
+    ] = None,
     warm: Annotated[
         int,
         typer.Option("--warm", metavar="N", min=1, max=4096, help="Pool of a platform started for this."),
@@ -176,28 +235,48 @@ def claim(
     state_dir: StateDirOption = None,
     cache_dir: CacheDirOption = None,
 ) -> int:
-    """Create a sandbox, run `true` in it and kill it, from a warm pool and from an empty one.
+    """Measure the claim: the engine in process, a node's API, a whole platform; each beside a baseline.
 
-    Measures the platform that runs on the state directory, else one started for this in a temporary directory
-    and stopped afterwards. On a running platform the base pool is [b]kept empty[/] for half of the run, then
-    declared as before: other users then wait for a restore. Exit status 3 when a claim failed.
+    [b]engine[/]: claims in this process, commit included, beside a bare SQLite transaction; VMs simulated.
+    [b]http[/]: the same over the API of a node process with simulated VMs, beside a trivial request.
+    [b]supply[/]: create, `true`, kill, from a warm pool and from an empty one.
+    [b]output[/]: create to a command's first output, beside bare `cont` to the same; the hand-over apart.
+    [b]patterns[/]: creates one after the other, one every --every ms, all at once.
+    [b]boot[/]: a cold boot beside a restore.
+
+    The last four ask the platform that runs on the state directory, else one started for this in a temporary
+    directory and stopped afterwards. On a running platform the base pool is [b]changed[/], empty for a part of the
+    run, then declared as before: other users then wait for a restore. The whole takes about five minutes on two
+    cores without KVM. Exit status 3 when a claim failed.
     """
     from greenroom.bench import claim as measuring
     from greenroom.bench import report as reports
+    from greenroom.cli import bench_claim
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.records import StateDir
     from greenroom.master.catalogue import BASE
 
-    plan = measuring.ClaimPlan(template=BASE, count=count, rounds=min(rounds, count))
+    def pick(given: int | None, usual: int, small: int) -> int:
+        return given if given is not None else small if quick else usual
+
+    sandboxes = pick(count, 20, 2)
+    plan = measuring.ClaimPlan(
+        template=BASE,
+        parts=_parts(part or measuring.PARTS),
+        claims=pick(claims, 2000, 200),
+        count=sandboxes,
+        rounds=min(rounds, sandboxes),
+        pattern_count=pick(pattern_count, 20, 3),
+        pattern_pool=pick(pattern_pool, 20, 3),
+        every_ms=every,
+        boots=pick(boots, 3, 1),
+    )
     if json is not None:
         reports.check_writable(json)
-    state = StateDir(state_dir_of(context, state_dir))
+    state, cache = StateDir(state_dir_of(context, state_dir)), cache_dir_of(context, cache_dir)
     with Interrupts() as interrupts:
-        if state.running() is not None:
-            found = _measure_claims(interrupts, state, key_file, plan)
-        else:
-            found = _on_own_platform(interrupts, cache_dir_of(context, cache_dir), warm, plan)
-    return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
+        found = bench_claim.measure(interrupts, state, cache, key_file, warm, plan)
+    return _show(found, measuring.notes(found), found.tables, measuring.failures(found), json)
 
 
 def _numbers(text: str) -> list[int]:
@@ -211,102 +290,14 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _on_own_platform(interrupts: Interrupts, cache_dir: Path, warm: int, plan: ClaimPlan) -> ClaimReport:
-    """Start a platform in a temporary directory, measure it and stop it, whatever happens between."""
-    from greenroom.cli.launch import bring_up, take_down
-    from greenroom.cli.leftovers import describe
-    from greenroom.cli.output import warn
-    from greenroom.cli.plans import UpOptions
-    from greenroom.cli.records import StateDir
-    from greenroom.cli.reports import reporter_for
-    from greenroom.errors import RuntimeFailure
+def _parts(given: Sequence[str]) -> list[Part]:
+    """The parts with these names, in the order in which they are measured. Raises BadParameter."""
+    from greenroom.bench.claim import PARTS
 
-    warn("no platform is running; starting one for this")
-    with temporary_directory() as directory:
-        options = UpOptions(state_dir=str(directory / "state"), cache_dir=str(cache_dir), port=0, warm=warm)
-        state = StateDir(directory / "state")
-        reporter = reporter_for(sys.stderr)
-        try:
-            bring_up(options, reporter, interrupts)
-            interrupts.release()
-            return _measure_claims(interrupts, state, None, plan)
-        finally:
-            interrupts.hold()
-            try:
-                stopped = take_down(state, 60.0, reporter)
-            finally:
-                reporter.close()
-            if not stopped.clean:
-                raise RuntimeFailure(
-                    "the platform that was started for this left something behind\n"
-                    + "\n".join(describe(swept) for swept in stopped.swept)
-                )
-
-
-def _measure_claims(
-    interrupts: Interrupts, state: StateDir, key_file: Path | None, plan: ClaimPlan
-) -> ClaimReport:
-    """Measure the platform of `state`."""
-    from greenroom.bench import claim as measuring
-    from greenroom.cli.target import check_runs_commands, find_target
-    from greenroom.errors import NodeUnavailable
-    from greenroom.wire.calling import role_client
-    from greenroom.wire.credentials import own_token
-
-    target = find_target(state.root, key_file)
-    check_runs_commands(state.root)
-    token = own_token(state.secrets, "operator")
-    masters = [role.url for role in state.roles() if role.role == "master" and role.state == "ready"]
-    if not masters:
-        raise NodeUnavailable("no master is ready; see `greenroom status`")
-
-    async def engine_of(node: NodeStatus) -> EngineInfo:
-        return engine_of_node(state, node)
-
-    with meter_on_stderr() as meter:
-
-        async def work() -> ClaimReport:
-            async with _one_try(target) as platform, role_client(token) as client:
-                return await measuring.run(platform, client, masters[0], engine_of, plan, meter)
-
-        return run_to_the_end(interrupts, work)
-
-
-def _one_try(target: Target) -> contextlib.AbstractAsyncContextManager[Platform]:
-    """A client of the platform whose create is one request, so that a refusal counts instead of being repeated."""
-    import uuid
-
-    from greenroom.cli.client import Client, SandboxHandle
-    from greenroom.cli.frames import Ended
-    from greenroom.errors import NodeUnavailable
-
-    class OneTry(Client):
-        def __init__(self) -> None:
-            super().__init__(target)
-            self._handles: dict[str, SandboxHandle] = {}
-
-        async def __aenter__(self) -> OneTry:
-            await super().__aenter__()
-            return self
-
-        async def create_once(self, template: str, ttl: int, metadata: dict[str, str]) -> str:
-            made = await self._call(
-                "POST",
-                "/v2/sandboxes",
-                SandboxHandle,
-                {"templateID": template, "timeout": ttl, "metadata": metadata},
-                {"Idempotency-Key": uuid.uuid4().hex},
-            )
-            self._handles[made.sandbox_id] = made
-            return made.sandbox_id
-
-        async def command(self, sandbox_id: str, line: str) -> int:
-            async for message in self.run(self._handles[sandbox_id], line):
-                if isinstance(message, Ended):
-                    return message.status
-            raise NodeUnavailable("the stream was closed before the command had ended")
-
-    return OneTry()
+    for name in given:
+        if name not in PARTS:
+            raise typer.BadParameter(f"--part {name}: one of {', '.join(PARTS)}")
+    return [part for part in PARTS if part in given]
 
 
 def _show(

@@ -19,14 +19,19 @@ from contextlib import suppress
 
 from . import VERSION
 from .app import App
+from .executions import Keeping, ProcessTable
 from .machine import Machine, RecordingMachine
-from .processes import ProcessTable
+from .outputs import Limits
+from .reaping import adopt_orphans, watch_orphans
 from .server import Server
+from .sessions import CommandGroups
 from .settings import Settings
 from .spawning import shield_from_oom
 from .workers import Workers
 
 DEFAULT_PORT = 49983
+DEFAULT_CGROUPS = "/sys/fs/cgroup/commands"
+DEFAULT_SPILL = "/var/lib/greenroom"
 _WANTED_FILES = 65536
 _LEAVE_SECONDS = 2.0
 
@@ -40,6 +45,34 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 chooses one")
     parser.add_argument("--default-user", default="user", help="user of requests that name none")
     parser.add_argument(
+        "--cgroups",
+        metavar="DIR",
+        help="where each command gets a cgroup (version 2) of its own; 'none' for no groups "
+        f"(default: {DEFAULT_CGROUPS}, with --dry-identity none)",
+    )
+    parser.add_argument(
+        "--subreaper", action="store_true", help="adopt and reap orphans though another process is init"
+    )
+    parser.add_argument("--spill", metavar="DIR", help=f"where output is spilled (default: {DEFAULT_SPILL})")
+    limits = Limits()
+    for name, default, what in (
+        ("output-memory", limits.memory, "of one command kept in memory"),
+        ("output-disk", limits.disk, "of one command spilled to disk"),
+        ("output-memory-total", limits.memory_total, "of all commands kept in memory"),
+        ("output-disk-total", limits.disk_total, "of all commands spilled to disk"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=_size,
+            default=default,
+            metavar="BYTES",
+            help=f"output {what} (default: {default})",
+        )
+    parser.add_argument("--executions", type=_size, default=1024, help="ended commands remembered")
+    parser.add_argument(
+        "--execution-seconds", type=float, default=3600.0, help="how long ended commands are remembered"
+    )
+    parser.add_argument(
         "--dry-identity",
         metavar="DIR",
         help="FOR TESTS ONLY: record clock, host name, machine id and entropy in DIR instead of setting them",
@@ -48,15 +81,44 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def keeping(chosen: argparse.Namespace) -> Keeping:
+    """What the command line says about kept output and exits."""
+    return Keeping(
+        directory=chosen.spill or chosen.dry_identity or DEFAULT_SPILL,
+        limits=Limits(
+            chosen.output_memory, chosen.output_disk, chosen.output_memory_total, chosen.output_disk_total
+        ),
+        executions=chosen.executions,
+        seconds=chosen.execution_seconds,
+    )
+
+
+def command_groups(chosen: argparse.Namespace) -> CommandGroups | None:
+    """The cgroups for commands, where wanted and possible."""
+    place = chosen.cgroups or ("none" if chosen.dry_identity else DEFAULT_CGROUPS)
+    return None if place == "none" else CommandGroups.open(place)
+
+
+def _size(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
 async def serve(chosen: argparse.Namespace) -> None:
     """Run until SIGTERM or SIGINT. Prints one line with the port once it is open."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if chosen.subreaper:
+        adopt_orphans()
+    if chosen.subreaper or os.getpid() == 1:
+        watch_orphans(loop)
     machine = RecordingMachine(chosen.dry_identity) if chosen.dry_identity else Machine()
     workers = Workers()
-    table = ProcessTable()
+    table = ProcessTable(workers, keeping(chosen), command_groups(chosen))
     settings = Settings(default_user=chosen.default_user)
     settings.restore(machine.recall())
     app = App(settings, machine, workers, table)

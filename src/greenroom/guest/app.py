@@ -12,19 +12,23 @@ from urllib.parse import unquote
 
 from . import connect
 from .commands import CommandService
+from .composing import ComposeService
 from .downloads import DownloadService
 from .errors import AgentError, ClientGone
 from .exchange import Request, Response
+from .executions import ProcessTable
 from .filesystem import FilesystemService
 from .identity import ControlService
+from .loopback import PREFIX as LOOPBACK_PREFIX
+from .loopback import LoopbackService
 from .machine import Machine
 from .messages import encode
 from .metrics import Metrics
-from .processes import ProcessTable
 from .settings import Settings
 from .signing import TOKEN_HEADER, same
 from .uploads import UploadService
 from .users import UserDirectory
+from .watching import WatchService
 from .workers import Workers
 
 PROCESS_PREFIX = "/process.Process/"
@@ -41,8 +45,18 @@ class App:
         self._settings = settings
         self._metrics = Metrics()
         self._workers = workers
-        self._commands = CommandService(settings, users, workers, table)
-        self._filesystem = FilesystemService(settings, users, workers)
+        commands = CommandService(settings, users, workers, table)
+        filesystem = FilesystemService(settings, users, workers)
+        watches = WatchService(settings, users, workers)
+        self._unary: dict[str, Route] = {
+            **{PROCESS_PREFIX + name: method for name, method in commands.unary.items()},
+            **{FILESYSTEM_PREFIX + name: filesystem.route(name) for name in filesystem.methods},
+            **{FILESYSTEM_PREFIX + name: method for name, method in watches.unary.items()},
+        }
+        self._streaming: dict[str, Route] = {
+            **{PROCESS_PREFIX + name: method for name, method in commands.streaming.items()},
+            **{FILESYSTEM_PREFIX + name: method for name, method in watches.streaming.items()},
+        }
         control = ControlService(settings, machine)
         uploads = UploadService(settings, users, workers)
         downloads = DownloadService(settings, users, workers)
@@ -51,11 +65,14 @@ class App:
             "/files": {"GET": downloads.get, "HEAD": downloads.get, "POST": uploads.post},
             "/init": {"POST": control.init},
             "/clock": {"GET": control.clock, "POST": control.clock},
+            "/sync": {"POST": control.sync},
         }
         self._guarded_routes: dict[str, dict[str, Route]] = {
             "/envs": {"GET": self._envs},
             "/metrics": {"GET": self._read_metrics},
+            "/files/compose": {"POST": ComposeService(settings, users, workers).post},
         }
+        self._loopback = LoopbackService(control, settings)
         self._control = control
 
     async def handle(self, request: Request, response: Response) -> None:
@@ -70,10 +87,13 @@ class App:
             await self._call(request, response)
             return
         methods = self._open_routes.get(path)
-        if methods is None:
+        if path.startswith(LOOPBACK_PREFIX):
+            methods = {"GET": self._loopback.get}
+            self._control.authorize(request)
+        elif methods is None:
             self._check_token(request)
             methods = self._guarded_routes.get(path)
-        elif path in ("/init", "/clock"):
+        elif path in ("/init", "/clock", "/sync"):
             self._control.authorize(request)
         if methods is None:
             raise AgentError("not_found", f"there is no {unquote(path)[:200]!r} here")
@@ -89,22 +109,14 @@ class App:
             self._check_token(request)
             if request.method != "POST":
                 raise AgentError("unimplemented", "calls are made with POST", status=405)
-            service, _, name = request.path.rpartition("/")
-            if service + "/" == FILESYSTEM_PREFIX:
-                if name not in self._filesystem.methods:
-                    raise AgentError("unimplemented", f"filesystem.Filesystem/{name} is not supported")
-                connect.check_content_type(request, stream=False)
-                await self._filesystem.call(name, request, response)
-                return
-            method = self._commands.unary.get(name)
-            if method is None:
-                method = self._commands.streaming.get(name)
-                if method is None:
-                    raise AgentError("unimplemented", f"process.Process/{name} is not supported")
+            path = request.path
+            if (method := self._streaming.get(path)) is not None:
                 connect.check_content_type(request, stream=True)
                 streaming = True
-            else:
+            elif (method := self._unary.get(path)) is not None:
                 connect.check_content_type(request, stream=False)
+            else:
+                raise AgentError("unimplemented", f"{path.lstrip('/')[:200]} is not supported")
             await method(request, response)
         except ClientGone:
             raise

@@ -1,10 +1,8 @@
 """The ``process.Process`` service: start commands, follow them, feed them, signal them.
 
-Stands on ``processes``; ``app`` calls it. Only a command's own deadline or a signal ends it: a client that
-disconnects merely stops listening.
-
-A terminal (``pty``) is refused with ``unimplemented``. It would be another source of a ``Spawned`` with the
-one output "pty" and a stdin that is the terminal; everything above that is indifferent to it.
+Stands on ``executions`` and ``following``; ``app`` calls it. Only a command's own deadline or a signal ends
+it: a client that disconnects merely stops listening. What goes beyond E2B's contract (execution ids, offsets,
+lossless output) is opt-in and written down in ``docs/executions.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Any
 
 from .connect import (
     END_OK,
-    end_error,
     frame,
     incoming,
     reply,
@@ -26,16 +23,20 @@ from .connect import (
     unary_request,
 )
 from .errors import AgentError
+from .events import end_message, start_event
 from .exchange import Request, Response
+from .executions import ProcessTable
+from .following import Follower, Stream, Subscription, keepalive_seconds, lost_output
 from .messages import Message, child, flag, integer, octets, text, text_map, texts
-from .processes import KEEPALIVE_EVENT, Config, Process, ProcessTable, start_event
+from .processes import Config, Process
 from .settings import Settings
 from .spawning import Launch, environment, start, working_directory
+from .terminals import requested_size, resize
 from .users import UserDirectory, requested_name
 from .workers import Workers
 
-DEFAULT_KEEPALIVE_SECONDS = 90.0
-_MIN_KEEPALIVE_SECONDS = 1
+MAX_TAG = 4096
+_MAX_OFFSET = (1 << 63) - 1
 _AFTER_KILL_SECONDS = 2.0
 
 _SIGNALS = {
@@ -46,87 +47,6 @@ _SIGNALS = {
 }
 
 Method = Callable[[Request, Response], Awaitable[None]]
-
-
-class Subscription:
-    """One response stream that follows one process; ends with the process, its peer, or a deadline.
-
-    Events go straight into the connection's write buffer: its high-water mark is the bound, and a full one
-    makes this subscriber a lagging one.
-    """
-
-    def __init__(self, response: Response, process: Process, keepalive: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._response = response
-        self._process = process
-        self._keepalive = keepalive
-        self._last_event = self._loop.time()
-        self._timer = self._loop.call_later(keepalive, self._on_silence)
-        self._deadline: asyncio.TimerHandle | None = None
-        self._over: asyncio.Future[None] = self._loop.create_future()
-        self.lagging = False
-        self.follows_deadline = False
-        """Whether this stream ends with ``deadline_exceeded`` when its process is killed for its deadline."""
-
-    async def run(self) -> None:
-        """Wait until the stream has ended."""
-        try:
-            await self._over
-        finally:
-            self._timer.cancel()
-            if self._deadline is not None:
-                self._deadline.cancel()
-            self._process.unsubscribe(self)
-            self._response.listen(None)
-
-    def stop_after(self, seconds: float) -> None:
-        """End the stream, not the process, with ``deadline_exceeded`` after this time."""
-        self._deadline = self._loop.call_later(seconds, self._on_deadline)
-
-    # -- from the process -------------------------------------------------------------------------------
-
-    def deliver(self, envelope: bytes) -> None:
-        self._last_event = self._loop.time()
-        self._response.write(envelope)
-
-    def ended(self, envelope: bytes) -> None:
-        if self.follows_deadline and self._process.timed_out:
-            self._on_deadline()
-        else:
-            self._end(envelope + END_OK)
-
-    # -- from the connection ----------------------------------------------------------------------------
-
-    def flow(self, writable: bool) -> None:
-        self.lagging = not writable
-        self._process.update_flow()
-
-    def gone(self) -> None:
-        self.lagging = False
-        if not self._over.done():
-            self._over.set_result(None)
-        self._process.unsubscribe(self)
-
-    # -- from timers ------------------------------------------------------------------------------------
-
-    def _on_silence(self) -> None:
-        # Data does not move the timer, it only leaves its time: the timer looks when it fires.
-        now = self._loop.time()
-        due = self._last_event + self._keepalive
-        if now >= due - 0.001:
-            if not self.lagging:
-                self._response.write(KEEPALIVE_EVENT)
-            self._last_event = now
-            due = now + self._keepalive
-        self._timer = self._loop.call_later(due - now, self._on_silence)
-
-    def _on_deadline(self) -> None:
-        self._end(end_error(AgentError("deadline_exceeded", "the command ran into its timeout")))
-
-    def _end(self, data: bytes) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-            self._response.finish(data)
 
 
 class CommandService:
@@ -144,6 +64,9 @@ class CommandService:
             "SendInput": self.send_input,
             "SendSignal": self.send_signal,
             "CloseStdin": self.close_stdin,
+            "Update": self.update,
+            "Ack": self.acknowledge,
+            "Inspect": self.inspect,
         }
         self.streaming: dict[str, Method] = {
             "Start": self.start,
@@ -154,37 +77,69 @@ class CommandService:
     async def start(self, request: Request, response: Response) -> None:
         """Start a command and stream its events."""
         message = await stream_request(request)
-        if child(message, "pty") is not None:
-            raise AgentError("unimplemented", "terminals (pty) are not supported by this agent")
+        lossless = flag(message, "lossless", False)
+        offsets = flag(message, "offsets", lossless)
         seconds = timeout_seconds(request)
-        keepalive = _keepalive_seconds(request)
-        launch, config = self._launch(request, message)
-        process = await self._spawn(launch, config)
+        keepalive = keepalive_seconds(request)
+        process = await self._spawn(request, message, lossless)
         if seconds is not None:
             left = seconds - (asyncio.get_running_loop().time() - request.started)
             process.kill_after(max(0.0, left))
-        subscription = self._open(response, process, keepalive)
-        subscription.follows_deadline = True
+        stream = self._open(response, process, keepalive, 0 if offsets else None)
+        stream.follows_deadline = True
         if seconds is not None:
             # The kill normally ends the stream; this is for a process that cannot die (uninterruptible I/O).
-            subscription.stop_after(seconds + _AFTER_KILL_SECONDS)
+            stream.stop_after(seconds + _AFTER_KILL_SECONDS)
         process.begin()
-        await subscription.run()
+        await stream.run()
 
     async def connect(self, request: Request, response: Response) -> None:
-        """Follow a command that is running already, or learn how one ended within the last 30 s."""
+        """Follow a command that is running already, or learn how one has ended; with an offset, replay."""
         message = await stream_request(request)
         seconds = timeout_seconds(request)
-        keepalive = _keepalive_seconds(request)
+        keepalive = keepalive_seconds(request)
         process = self._select(message)
-        if process.end_envelope is not None:
-            start_stream(response, start_event(process.pid))
+        offset = _offset(message)
+        if offset is not None:
+            _check_offset(process, offset)
+            process.recorder.acknowledge(offset)
+        elif process.end_envelope is not None:
+            start_stream(response, start_event(process.pid, process.execution_id))
             response.finish(process.end_envelope + END_OK)
             return
-        subscription = self._open(response, process, keepalive)
+        stream = self._open(response, process, keepalive, offset)
         if seconds is not None:
-            subscription.stop_after(seconds)
-        await subscription.run()
+            stream.stop_after(seconds)
+        await stream.run()
+
+    async def acknowledge(self, request: Request, response: Response) -> None:
+        """The caller holds all output before an offset: a lossless command may go on."""
+        message = await unary_request(request)
+        process = self._select(message)
+        offset = _offset(message)
+        if offset is None:
+            raise AgentError("invalid_argument", "field 'offset' is missing")
+        if offset > process.recorder.log.end:
+            raise _beyond(process, offset)
+        process.recorder.acknowledge(offset)
+        reply(response, {})
+
+    async def inspect(self, request: Request, response: Response) -> None:
+        """What is known of an execution: state, exit, and which output is kept."""
+        message = await unary_request(request)
+        reply(response, {"execution": _inspection(self._select(message))})
+
+    async def update(self, request: Request, response: Response) -> None:
+        """Resize the terminal."""
+        message = await unary_request(request)
+        process = self._select(message, live=True)
+        wanted = child(message, "pty")
+        if wanted is not None:
+            size = requested_size(wanted)
+            if process.terminal is None:
+                raise AgentError("internal", "this process has no terminal to resize")
+            resize(process.terminal, size)
+        reply(response, {})
 
     async def list(self, request: Request, response: Response) -> None:
         """All commands started here that have not ended."""
@@ -195,7 +150,7 @@ class CommandService:
         """Write to stdin; answers when the pipe has taken it all."""
         message = await unary_request(request)
         process = self._select(message, live=True)
-        await _until_gone(response, process.stdin.write(_input(message)))
+        await _until_gone(response, process.stdin.write(_input(message, process)))
         reply(response, {})
 
     async def stream_input(self, request: Request, response: Response) -> None:
@@ -204,7 +159,7 @@ class CommandService:
         process = await self._first_selection(messages)
         async for message in messages:
             if (data := child(message, "data")) is not None:
-                await _until_gone(response, process.stdin.write(_input(data)))
+                await _until_gone(response, process.stdin.write(_input(data, process)))
         start_stream(response, frame(b"{}"))
         response.finish(END_OK)
 
@@ -223,42 +178,48 @@ class CommandService:
         """Let the command read the end of its input; closing twice is fine."""
         message = await unary_request(request)
         process = self._select(message)  # of one that has ended, stdin is closed already
+        if process.stdin.kind == "pty":
+            raise AgentError("failed_precondition", "a terminal is not closed but sent Ctrl-D, the byte 4")
         await _until_gone(response, process.stdin.close())
         reply(response, {})
 
-    def _launch(self, request: Request, message: Message) -> tuple[Launch, Config]:
+    async def _spawn(self, request: Request, message: Message, lossless: bool) -> Process:
         spec = child(message, "process")
         command = text(spec, "cmd") if spec is not None else ""
         if spec is None or not command:
             raise AgentError("invalid_argument", "field 'process.cmd' is missing")
+        pty = child(message, "pty")
+        tag = text(message, "tag") or None
+        if tag is not None and len(tag) > MAX_TAG:
+            raise AgentError("invalid_argument", f"a tag has at most {MAX_TAG} characters")
         user = self._users.find(requested_name(request.headers, self._settings.default_user))
         requested = text_map(spec, "envs")
         cwd = text(spec, "cwd")
-        config = Config(command, texts(spec, "args"), requested, cwd or None, text(message, "tag") or None)
-        launch = Launch(
-            arguments=[command, *config.arguments],
-            environment=environment(user, self._settings.environment, requested),
-            cwd=working_directory(cwd, user, self._settings.default_workdir),
-            user=user,
-            stdin=flag(message, "stdin", True),
-        )
-        return launch, config
-
-    async def _spawn(self, launch: Launch, config: Config) -> Process:
-        self._table.reserve()
+        config = Config(command, texts(spec, "args"), requested, cwd or None, tag)
+        variables = environment(user, self._settings.environment, requested)
+        if pty is not None:
+            variables.setdefault("TERM", "xterm-256color")
+        execution_id = self._table.reserve()
         try:
-            return self._table.add(await self._workers.spawning(start, launch), config)
+            launch = Launch(
+                execution_id=execution_id,
+                arguments=[command, *config.arguments],
+                environment=variables,
+                cwd=working_directory(cwd, user, self._settings.default_workdir),
+                user=user,
+                stdin=flag(message, "stdin", True),
+                terminal=requested_size(pty) if pty is not None else None,
+            )
+            spawned = await self._workers.spawning(start, launch, self._table.groups)
+            return self._table.add(spawned, config, lossless=lossless)
         finally:
             self._table.release()
 
-    def _open(self, response: Response, process: Process, keepalive: float) -> Subscription:
-        start_stream(response, start_event(process.pid))
-        subscription = Subscription(response, process, keepalive)
-        process.subscribe(subscription)
-        response.listen(subscription)
-        if not response.writable:
-            subscription.flow(False)
-        return subscription
+    def _open(self, response: Response, process: Process, keepalive: float, offset: int | None) -> Stream:
+        start_stream(response, start_event(process.pid, process.execution_id))
+        if offset is None:
+            return Subscription(response, process, keepalive)
+        return Follower(response, process, keepalive, offset)
 
     def _select(self, message: Message, *, live: bool = False) -> Process:
         selector = child(message, "process")
@@ -268,6 +229,8 @@ class CommandService:
             process = self._table.find(pid=integer(selector, "pid"))
         elif tag := text(selector, "tag"):
             process = self._table.find(tag=tag)
+        elif execution_id := text(selector, "executionId"):
+            process = self._table.find(execution_id=execution_id)
         else:
             raise AgentError("invalid_argument", "field 'process' must name a pid or a tag")
         if live and process.ended:
@@ -308,21 +271,57 @@ async def _until_gone(response: Response, work: Awaitable[None]) -> None:
         response.listen(None)
 
 
-def _input(message: Message) -> bytes:
+def _input(message: Message, process: Process) -> bytes:
     wrapper = child(message, "input")
     if wrapper is None:
         raise AgentError("invalid_argument", "field 'input' is missing")
-    if wrapper.get("pty") is not None:
-        raise AgentError("internal", "this process has no terminal, send 'stdin' input")
-    return octets(wrapper, "stdin") or b""
+    kind = process.stdin.kind
+    other = "stdin" if kind == "pty" else "pty"
+    if wrapper.get(other) is not None:
+        has = "a" if kind == "pty" else "no"
+        raise AgentError("internal", f"this process has {has} terminal, send {kind!r} input")
+    return octets(wrapper, kind) or b""
 
 
-def _keepalive_seconds(request: Request) -> float:
-    """Seconds of silence before a keepalive event, from ``Keepalive-Ping-Interval``."""
-    value = request.headers.get("keepalive-ping-interval", "")
-    if value.isascii() and value.isdigit() and len(value) <= 6:
-        return float(max(_MIN_KEEPALIVE_SECONDS, int(value)))
-    return DEFAULT_KEEPALIVE_SECONDS
+def _offset(message: Message) -> int | None:
+    if message.get("offset") is None:
+        return None
+    offset = integer(message, "offset")
+    if not 0 <= offset <= _MAX_OFFSET:
+        raise AgentError("invalid_argument", "field 'offset' must be a number from 0 to 2^63 - 1")
+    return offset
+
+
+def _check_offset(process: Process, offset: int) -> None:
+    log = process.recorder.log
+    if offset < log.start:
+        raise lost_output(offset, log.start)
+    if offset > log.end:
+        raise _beyond(process, offset)
+
+
+def _beyond(process: Process, offset: int) -> AgentError:
+    end = process.recorder.log.end
+    return AgentError("out_of_range", f"offset {offset} is ahead of the output, the next offset is {end}")
+
+
+def _inspection(process: Process) -> dict[str, Any]:
+    log = process.recorder.log
+    shown: dict[str, Any] = {
+        "executionId": process.execution_id,
+        "pid": process.pid,
+        "state": "STATE_ENDED" if process.ended else "STATE_RUNNING",
+        "firstOffset": str(log.start),
+        "nextOffset": str(log.end),
+        "acknowledgedOffset": str(log.acknowledged),
+        "lossless": log.lossless,
+        "blocked": log.blocked and not process.ended,
+    }
+    if process.config.tag is not None:
+        shown["tag"] = process.config.tag
+    if process.status is not None:
+        shown["end"] = end_message(process.status)
+    return shown
 
 
 def _describe(process: Process) -> dict[str, Any]:
@@ -334,7 +333,11 @@ def _describe(process: Process) -> dict[str, Any]:
     }
     if config.cwd is not None:
         shown["cwd"] = config.cwd
-    described: dict[str, Any] = {"config": shown, "pid": process.pid}
+    described: dict[str, Any] = {
+        "config": shown,
+        "pid": process.pid,
+        "executionId": process.execution_id,
+    }
     if config.tag is not None:
         described["tag"] = config.tag
     return described

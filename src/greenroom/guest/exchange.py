@@ -22,18 +22,29 @@ BODY_HIGH = 256 * 1024
 _BODY_LOW = 64 * 1024
 
 _REASONS = {
-    100: "Continue", 200: "OK", 204: "No Content", 206: "Partial Content", 304: "Not Modified",
+    100: "Continue", 101: "Switching Protocols", 200: "OK", 204: "No Content", 206: "Partial Content",
+    304: "Not Modified",
     400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
     406: "Not Acceptable", 408: "Request Timeout", 409: "Conflict", 413: "Content Too Large",
-    415: "Unsupported Media Type", 416: "Range Not Satisfiable", 429: "Too Many Requests",
+    415: "Unsupported Media Type", 416: "Range Not Satisfiable", 426: "Upgrade Required", 429: "Too Many Requests",
     431: "Request Header Fields Too Large", 499: "Client Closed Request", 500: "Internal Server Error",
-    501: "Not Implemented", 503: "Service Unavailable", 504: "Gateway Timeout",
+    501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
     505: "HTTP Version Not Supported", 507: "Insufficient Storage",
 }  # fmt: skip
 _STATUS_LINES = {code: f"HTTP/1.1 {code} {reason}\r\n".encode() for code, reason in _REASONS.items()}
 
 
 Headers = Iterable[tuple[str, str]]
+
+
+class Receiver(Protocol):
+    """Who gets the raw bytes of a connection that has stopped to speak HTTP."""
+
+    def received(self, data: bytes) -> None:
+        """Some bytes."""
+
+    def finished(self) -> None:
+        """The peer will send no more."""
 
 
 class Link(Protocol):
@@ -58,6 +69,18 @@ class Link(Protocol):
 
     def update_reading(self) -> None:
         """There may be room for more of the body."""
+
+    def take_over(self, receiver: Receiver) -> bytes:
+        """Give all further bytes to this receiver; answers those that are here already."""
+
+    def hold(self, held: bool) -> None:
+        """Stop or go on reading, after :meth:`take_over`."""
+
+    def send_eof(self) -> None:
+        """Close our side after what was written."""
+
+    def reset(self) -> None:
+        """Close with a reset."""
 
 
 class StreamListener(Protocol):
@@ -219,6 +242,14 @@ class Response:
             tail += b"0\r\n\r\n"
         if tail:
             self._connection.transmit(tail)
+
+    def upgrade(self, protocol: str) -> None:
+        """Stop to speak HTTP; what follows is the business of who takes the connection over."""
+        self.started = True
+        self.finished = True
+        self.keep_alive = False
+        head = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"
+        self._connection.transmit(head.encode("ascii"))
 
     async def send_file(self, descriptor: int, offset: int, count: int) -> int:
         """Send part of a regular file as (part of) the body; answers how many bytes the file had of it.

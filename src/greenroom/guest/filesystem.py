@@ -1,7 +1,7 @@
 """The ``filesystem.Filesystem`` service: Stat, ListDir, MakeDir, Move, Remove.
 
-Each call is one job on the file pool, so that a slow disk delays its caller only. Watching directories is
-not offered: those methods answer ``unimplemented`` through the router.
+Each call is one job on the file pool, so that a slow disk delays its caller only. The service's methods for
+watching directories are in ``watching``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from .connect import UNARY_TYPE, unary_request
@@ -43,6 +44,10 @@ class FilesystemService:
             "Move": self.move,
             "Remove": self.remove,
         }
+
+    def route(self, name: str) -> Callable[[Request, Response], Awaitable[None]]:
+        """A handler for one of :attr:`methods`."""
+        return partial(self.call, name)
 
     async def call(self, name: str, request: Request, response: Response) -> None:
         """Serve one call of a method in :attr:`methods`. Raises :class:`AgentError`."""

@@ -1,4 +1,5 @@
-"""The control routes ``/init`` and ``/clock``: the node daemon makes this clone of a snapshot somebody.
+"""The control routes ``/init``, ``/clock`` and ``/sync``: the node daemon makes this clone of a snapshot somebody,
+and has it write its disk out before that alone is kept.
 
 Nobody else may use them: once a control token is set they look like unknown paths to whoever does not have
 it. ``machine`` does the changes, ``settings`` keeps the rest.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -88,6 +90,13 @@ class ControlService:
         else:
             now = self._machine.now_ns()
         response.send(200, encode({"nowNs": now}), UNARY_TYPE)
+
+    async def sync(self, request: Request, response: Response) -> None:
+        """``POST /sync``: answer when all that was written is on the disk."""
+        self.authorize(request)
+        await request.body.read_all()
+        await asyncio.to_thread(os.sync)
+        response.send(200, b"{}", UNARY_TYPE)
 
 
 def parse_identity(message: Message) -> Identity:

@@ -1,51 +1,45 @@
-"""Following started commands: output to whoever listens, input in order, the exit, the memory of it.
+"""Following started commands: output to whoever listens, the exit, and the memory of both.
 
 Between ``spawning`` (starts them) and ``commands`` (the RPC service). Each process hangs on the event loop
-by its descriptors: output pipes, and a pidfd that becomes readable at its exit, so that hundreds of
-commands need neither threads nor timers nor SIGCHLD.
+by its descriptors: output pipes or a terminal, and a pidfd that becomes readable at its exit, so that
+hundreds of commands need neither threads nor timers nor SIGCHLD.
 
-Output. A chunk read from a pipe is encoded once and handed to every subscriber. When one of them lags the
-pipes are not read, so the command itself is slowed down; with nobody subscribed output is read and dropped
-and the command never waits. A subscriber that leaves does not touch the command.
+Output. A chunk read from a pipe is recorded (``recording``), encoded once and handed to every live
+subscriber. When one of them lags the pipes are not read, so the command itself is slowed down; with nobody
+subscribed the command never waits, except for a lossless recorder that has no room. A subscriber that leaves
+does not touch the command. Followers are other readers: they read the record at their own pace.
 
 The end. A command has ended when its leader has exited *and* its pipes are closed: a background child that
 inherited stdout keeps the stream open, and its output keeps flowing, until it exits or the command is
 killed. Meanwhile the leader stays a zombie on purpose, as that keeps its number from being given to another
-process group. After a SIGKILL the pipes are emptied and closed at once, whoever may still hold them.
+process group. After a SIGKILL the pipes are emptied and closed at once, whoever may still hold them; so is a
+terminal when its leader exits, as a terminal without a session is of no use to what was left running in it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import binascii
-import logging
 import os
 import signal
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .connect import frame
 from .errors import AgentError
-from .messages import encode
-from .spawning import Spawned, signal_session
+from .events import end_event, output_event
+from .inputs import StandardInput
+from .recording import Recorder
+from .sessions import CommandGroups, signal_session
+from .spawning import Spawned
 
 CHUNK = 32 * 1024
-RETENTION_SECONDS = 30.0
-"""How long the exit of a process can still be asked for."""
-
-MAX_RETAINED = 1024
-MAX_LIVE = 1024
-MAX_PENDING_STDIN = 16 * 1024 * 1024
+TERMINAL_CHUNK = 16 * 1024
 _MAX_FINAL_OUTPUT = 1024 * 1024
-
-_log = logging.getLogger(__name__)
 
 
 class Subscriber(Protocol):
-    """Somebody who receives the events of one process."""
+    """Somebody who receives the events of one process as they happen."""
 
     @property
     def lagging(self) -> bool:
@@ -70,24 +64,37 @@ class Config:
 
 
 class Process:
-    """One command from its start until 30 s after its end. Lives on the event loop only."""
+    """One command, from its start until its execution is forgotten. Lives on the event loop only."""
 
-    def __init__(self, spawned: Spawned, config: Config, on_end: Callable[[Process], None]) -> None:
+    def __init__(
+        self,
+        spawned: Spawned,
+        config: Config,
+        groups: CommandGroups | None,
+        make_recorder: Callable[[Callable[[], None]], Recorder],
+        on_end: Callable[[Process], None],
+    ) -> None:
         self.pid = spawned.pid
+        self.execution_id = spawned.execution_id
         self.config = config
         self.timed_out = False
+        self.status: int | None = None
+        """Exit code, or the negative number of the signal that killed it; None until it has ended."""
         self.end_envelope: bytes | None = None
         self.ended_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._spawned = spawned
+        self._groups = groups
         self._on_end = on_end
         self._outputs = dict(spawned.outputs)
         self._subscribers: list[Subscriber] = []
+        self._followers: list[Callable[[], None]] = []
         self._reading = False
         self._wait_status: int | None = None
         self._killed = False
         self._deadline: asyncio.TimerHandle | None = None
-        self.stdin = StandardInput(spawned.stdin)
+        self.recorder = make_recorder(self.update_flow)
+        self.stdin = StandardInput(spawned.stdin, "stdin" if self.terminal is None else "pty")
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "exited" if self._wait_status is not None else "running"
@@ -97,6 +104,11 @@ class Process:
     def ended(self) -> bool:
         """Whether the leader has exited and the output is complete."""
         return self.end_envelope is not None
+
+    @property
+    def terminal(self) -> int | None:
+        """Our end of the command's terminal while it is open; None for a command with pipes."""
+        return self._outputs.get("pty")
 
     def begin(self) -> None:
         """Start to read output and to watch for the exit; the first subscriber is in place by now."""
@@ -114,9 +126,20 @@ class Process:
             self._subscribers.remove(subscriber)
         self.update_flow()
 
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Call this whenever there is more on record, and at the end."""
+        self._followers.append(wake)
+
+    def unfollow(self, wake: Callable[[], None]) -> None:
+        """Stop calling it."""
+        if wake in self._followers:
+            self._followers.remove(wake)
+
     def update_flow(self) -> None:
-        """Read the pipes exactly while every subscriber keeps up."""
-        wanted = not self.ended and not any(subscriber.lagging for subscriber in self._subscribers)
+        """Read the pipes exactly while every subscriber keeps up and the recorder has room."""
+        wanted = not (
+            self.ended or self.recorder.blocked or any(subscriber.lagging for subscriber in self._subscribers)
+        )
         if wanted == self._reading:
             return
         self._reading = wanted
@@ -127,16 +150,25 @@ class Process:
                 self._loop.remove_reader(descriptor)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the whole session when this time is over, unless the command ends before."""
+        """Kill everybody when this time is over, unless the command ends before."""
         self._deadline = self._loop.call_later(seconds, self._on_deadline)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole session. Raises ``not_found`` when the command has ended."""
+        """Signal the whole session, with SIGKILL all that the command has started.
+
+        Raises ``not_found`` when the command has ended.
+        """
         if self.ended:
             raise AgentError("not_found", f"process {self.pid} has already finished")
+        group = self._spawned.group
         if number == signal.SIGKILL:
             self._killed = True
-        signal_session(self.pid, number)
+        if number == signal.SIGKILL and self._groups is not None and group is not None:
+            self._groups.kill(group)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+        else:
+            signal_session(self.pid, number)
         self._maybe_finish()
 
     # -- events from the loop ---------------------------------------------------------------------------
@@ -144,7 +176,7 @@ class Process:
     def _on_output(self, name: str) -> None:
         descriptor = self._outputs[name]
         try:
-            data = os.read(descriptor, CHUNK)
+            data = os.read(descriptor, TERMINAL_CHUNK if name == "pty" else CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -154,15 +186,19 @@ class Process:
             self._maybe_finish()
             return
         self._publish(name, data)
+        self.update_flow()
 
     def _publish(self, name: str, data: bytes) -> None:
-        if not self._subscribers:
-            return
-        envelope = output_event(name, data)
-        for subscriber in tuple(self._subscribers):
-            subscriber.deliver(envelope)
-        if any(subscriber.lagging for subscriber in self._subscribers):
-            self.update_flow()
+        self.recorder.record(name, data)
+        if self._subscribers:
+            envelope = output_event(name, data)
+            for subscriber in tuple(self._subscribers):
+                subscriber.deliver(envelope)
+        self._wake_followers()
+
+    def _wake_followers(self) -> None:
+        for wake in tuple(self._followers):
+            wake()
 
     def _on_exit(self) -> None:
         # Look without reaping (WNOWAIT): the zombie keeps the number of the process group ours.
@@ -182,7 +218,7 @@ class Process:
     def _maybe_finish(self) -> None:
         if self._wait_status is None or self.ended:
             return
-        if self._killed:
+        if self._killed or self.terminal is not None:
             self._empty_outputs()
         if not self._outputs:
             self._finish(self._wait_status)
@@ -214,175 +250,16 @@ class Process:
         self._spawned.popen.returncode = status  # so that Popen does not look for it again
         os.close(self._spawned.pidfd)
         self.stdin.close_now()
+        if self._groups is not None and self._spawned.group is not None:
+            self._groups.discard(self._spawned.group)
         self.ended_at = self._loop.time()
+        self.status = status
         self.end_envelope = end_event(status)
+        # What is remembered of it for an hour should be small.
+        self._spawned.popen.args = ()
+        self.config = replace(self.config, arguments=(), environment={})
         self._on_end(self)
         subscribers, self._subscribers = self._subscribers, []
         for subscriber in subscribers:
             subscriber.ended(self.end_envelope)
-
-
-class StandardInput:
-    """The writing end of a command's stdin: writes go in whole and in order, and wait for a full pipe."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-        self._loop = asyncio.get_running_loop()
-        self._lock = asyncio.Lock()
-        self._pending = 0
-        self._space: asyncio.Future[None] | None = None
-
-    async def write(self, data: bytes) -> None:
-        """Returns when the pipe has taken everything. Raises :class:`AgentError` when it cannot."""
-        if self._descriptor is None:
-            raise AgentError("internal", "stdin of this process is closed or was not enabled")
-        if self._pending + len(data) > MAX_PENDING_STDIN:
-            raise AgentError("resource_exhausted", "the process does not read its stdin; too much is waiting")
-        self._pending += len(data)
-        try:
-            async with self._lock:
-                view = memoryview(data)
-                while view:
-                    view = view[await self._write_some(view) :]
-        finally:
-            self._pending -= len(data)
-
-    async def close(self) -> None:
-        """Close after what is being written; closing twice is fine."""
-        async with self._lock:
-            self.close_now()
-
-    def close_now(self) -> None:
-        """Close at once; whoever waits for room is told that the pipe is gone."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            self._loop.remove_writer(descriptor)
-            os.close(descriptor)
-        self._wake()
-
-    async def _write_some(self, view: memoryview) -> int:
-        while self._descriptor is not None:
-            try:
-                return os.write(self._descriptor, view)
-            except BlockingIOError:
-                await self._wait_for_space(self._descriptor)
-            except OSError:
-                self.close_now()  # EPIPE: nobody will ever read it
-        raise AgentError("internal", "the process has closed its stdin")
-
-    async def _wait_for_space(self, descriptor: int) -> None:
-        self._space = self._loop.create_future()
-        self._loop.add_writer(descriptor, self._wake)
-        try:
-            await self._space
-        finally:
-            self._space = None
-            if self._descriptor == descriptor:
-                self._loop.remove_writer(descriptor)
-
-    def _wake(self) -> None:
-        if self._space is not None and not self._space.done():
-            self._space.set_result(None)
-
-
-class ProcessTable:
-    """The commands of this sandbox: those alive, and for a while those that have ended."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._live: dict[int, Process] = {}
-        self._ended: OrderedDict[int, Process] = OrderedDict()
-        self._starting = 0
-        self._emptied: asyncio.Future[None] | None = None
-
-    def reserve(self) -> None:
-        """Claim a place for a command about to start. Raises ``resource_exhausted`` when there is none."""
-        if len(self._live) + self._starting >= MAX_LIVE:
-            raise AgentError("resource_exhausted", f"{MAX_LIVE} processes are running already")
-        self._starting += 1
-
-    def release(self) -> None:
-        """Give back the claim, after :meth:`add` or a failed start."""
-        self._starting -= 1
-
-    def add(self, spawned: Spawned, config: Config) -> Process:
-        """Begin to follow a started command."""
-        process = Process(spawned, config, self._retain)
-        self._ended.pop(process.pid, None)
-        self._live[process.pid] = process
-        return process
-
-    def live(self) -> list[Process]:
-        """All commands that have not ended."""
-        return list(self._live.values())
-
-    def find(self, *, pid: int | None = None, tag: str | None = None) -> Process:
-        """A live command, or one that ended within the last 30 s. Raises ``not_found``."""
-        self._forget_old()
-        if pid is not None:
-            process = self._live.get(pid) or self._ended.get(pid)
-            if process is None:
-                raise AgentError("not_found", f"process with pid {pid} not found")
-            return process
-        for table in (self._live, self._ended):
-            for process in reversed(table.values()):
-                if process.config.tag == tag:
-                    return process
-        raise AgentError("not_found", f"process with tag {tag!r} not found")
-
-    async def end_all(self) -> None:
-        """Kill every command and wait until all have ended, when the agent itself is told to stop."""
-        for process in self.live():
-            with suppress(AgentError):
-                process.signal(signal.SIGKILL)
-        if self._live:
-            self._emptied = self._loop.create_future()
-            await self._emptied
-
-    def _retain(self, process: Process) -> None:
-        self._live.pop(process.pid, None)
-        self._ended[process.pid] = process
-        self._forget_old()
-        if not self._live and self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
-
-    def _forget_old(self) -> None:
-        # Done whenever somebody looks, so that an idle guest has no timer for it.
-        horizon = self._loop.time() - RETENTION_SECONDS
-        while self._ended:
-            oldest = next(iter(self._ended.values()))
-            if oldest.ended_at >= horizon and len(self._ended) <= MAX_RETAINED:
-                return
-            self._ended.popitem(last=False)
-
-
-def start_event(pid: int) -> bytes:
-    """The first event of a stream."""
-    return frame(b'{"event":{"start":{"pid":%d}}}' % pid)
-
-
-def output_event(name: str, data: bytes) -> bytes:
-    """A chunk of output, untouched: it may begin or end inside a character."""
-    encoded = binascii.b2a_base64(data, newline=False)
-    return frame(b'{"event":{"data":{"%b":"%b"}}}' % (name.encode("ascii"), encoded))
-
-
-def end_event(status: int) -> bytes:
-    """The last event; ``status`` is an exit code, or the negative number of the signal that killed it.
-
-    Texts follow the contract: "exit status 3", "signal: killed" with exit code -1.
-    """
-    end: dict[str, object] = {"exitCode": status if status >= 0 else -1, "exited": status >= 0}
-    text = f"exit status {status}" if status >= 0 else f"signal: {signal_text(-status)}"
-    end["status"] = text
-    if status:
-        end["error"] = text
-    return frame(encode({"event": {"end": end}}))
-
-
-def signal_text(number: int) -> str:
-    """The C library's description in lower case, such as "killed" or "segmentation fault"."""
-    return (signal.strsignal(number) or f"signal {number}").lower()
-
-
-KEEPALIVE_EVENT = frame(b'{"event":{"keepalive":{}}}')
+        self._wake_followers()

@@ -14,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
+import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from .errors import AgentError, ClientGone
-from .exchange import BODY_HIGH, Body, Request, Response, StreamListener
+from .exchange import BODY_HIGH, Body, Receiver, Request, Response, StreamListener
 from .parsing import MAX_HEAD, ChunkedDecoder, parse_head
 from .tasks import spawn
 
@@ -37,8 +40,8 @@ class Connection(asyncio.Protocol):
     """One client connection. At most one request is served at a time; pipelined ones wait their turn."""
 
     __slots__ = (
-        "_body", "_buffer", "_decoder", "_drain_waiter", "_expects_continue", "_head_timer", "_idle_timer",
-        "_last_activity", "_loop", "_reading_paused", "_remaining", "_request", "_server", "_transport",
+        "_body", "_buffer", "_decoder", "_drain_waiter", "_eof", "_expects_continue", "_head_timer", "_idle_timer",
+        "_last_activity", "_loop", "_raw", "_reading_paused", "_remaining", "_request", "_server", "_transport",
         "closed", "listener", "speaks_chunked", "write_paused",
     )  # fmt: skip
 
@@ -56,6 +59,8 @@ class Connection(asyncio.Protocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._last_activity = 0.0
         self._reading_paused = False
+        self._raw: Receiver | None = None
+        self._eof = False
         self._drain_waiter: asyncio.Future[None] | None = None
         self.listener: StreamListener | None = None
         self.closed = False
@@ -91,6 +96,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
+        if self._raw is not None:
+            self._raw.received(data)
+            return
         if self._body is not None and not self._body.done:
             self._last_activity = self._loop.time()
             self._feed_body(data)
@@ -107,6 +115,10 @@ class Connection(asyncio.Protocol):
         A client that follows a stream and closes its side has left; one that closed it after a complete
         request may be waiting for the response.
         """
+        self._eof = True
+        if self._raw is not None:
+            self._raw.finished()
+            return True
         if self._request is None or self._body is None or not self._body.done:
             return False
         self._request.head.keep_alive = False
@@ -188,6 +200,36 @@ class Connection(asyncio.Protocol):
         elif not room and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
+
+    def take_over(self, receiver: Receiver) -> bytes:
+        """From now on everything that comes is this receiver's; answers what has come already."""
+        self._raw = receiver
+        if self._eof:  # seen while HTTP was still spoken
+            self._loop.call_soon(receiver.finished)
+        early = bytes(self._buffer)
+        self._buffer.clear()
+        self.hold(False)
+        return early
+
+    def hold(self, held: bool) -> None:
+        """Whether to leave the socket alone, once it has been taken over."""
+        if self._transport is None or self._transport.is_closing() or held == self._reading_paused:
+            return
+        self._reading_paused = held
+        if held:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def send_eof(self) -> None:
+        """Close our side after what was written; the peer may go on sending."""
+        if self._transport is not None and not self.closed and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def reset(self) -> None:
+        """Close with a reset, so that the peer knows that this was no end."""
+        if self._transport is not None:
+            reset(self._transport)
 
     def abort(self) -> None:
         """Cut the connection so that the peer cannot take a torn response for a whole one."""
@@ -357,6 +399,15 @@ class Connection(asyncio.Protocol):
                 self._close()
             return
         self._idle_timer = self._loop.call_later(left, self._check_idle)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close a connection at once, with a reset (SO_LINGER of zero) instead of an end."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and not transport.is_closing():
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class Server:

@@ -1,15 +1,16 @@
 """Turning a request for a command into a running process with its pipes.
 
 Below ``processes``, which follows what was started here. Everything in :func:`start` blocks for a fork and
-an exec, so it runs on the spawning pool. ``preexec_fn`` is not used (unsafe beside threads): the C code of
-``subprocess`` does the session, the groups and the user change in the child.
+an exec, so it runs on the spawning pool. The C code of ``subprocess`` does the session, the groups and the
+user change in the child. What it cannot do, entering a cgroup and taking a controlling terminal, is done by
+:class:`_Entry` between the fork and the exec. Python there is safe beside threads only because it is a write
+and an ioctl on descriptors prepared before: no import, no lock, no other object.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,36 +18,41 @@ from dataclasses import dataclass
 
 from .errors import AgentError, from_os_error, printable
 from .paths import resolve
+from .sessions import CommandGroups
+from .terminals import Size, open_terminal, take_control
 from .users import User
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH of every command: fixed, because an init hands its children a shorter one."""
 
-_MAX_KILL_ROUNDS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything needed to start a command."""
+    """Everything needed to start a command; ``terminal`` is the size of the one it gets instead of pipes."""
 
+    execution_id: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
     cwd: str
     user: User
     stdin: bool
+    terminal: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
     """A started process: its descriptors are ours, non-blocking, and closed by whoever follows it.
 
-    ``outputs`` pairs the name of each output in the event stream with its descriptor.
+    ``outputs`` pairs the name of each output in the event stream with its descriptor; ``group`` is the
+    directory of the command's cgroup where there is one.
     """
 
+    execution_id: str
     popen: subprocess.Popen[bytes]
     pidfd: int
     stdin: int | None
     outputs: tuple[tuple[str, int], ...]
+    group: str | None = None
 
     @property
     def pid(self) -> int:
@@ -87,27 +93,18 @@ def working_directory(requested: str, user: User, default: str) -> str:
     return "/"
 
 
-def start(launch: Launch) -> Spawned:
+def start(launch: Launch, groups: CommandGroups | None = None) -> Spawned:
     """Start the command. Raises :class:`AgentError` with a clear text when it cannot be started."""
-    ours: list[int] = []
-    theirs: list[int] = []
+    pipes = _Pipes()
+    group: str | None = None
     try:
-        if launch.stdin:
-            child_in, stdin = os.pipe2(os.O_CLOEXEC)
-            theirs.append(child_in)
-            ours.append(stdin)
-        else:
-            child_in, stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), None
-            theirs.append(child_in)
-        stdout, child_out = os.pipe2(os.O_CLOEXEC)
-        ours.append(stdout)
-        theirs.append(child_out)
-        stderr, child_err = os.pipe2(os.O_CLOEXEC)
-        ours.append(stderr)
-        theirs.append(child_err)
-        for descriptor in ours:
-            os.set_blocking(descriptor, False)
-        popen = _popen(launch, child_in, child_out, child_err)
+        stdin, outputs = pipes.open_terminal(launch) if launch.terminal else pipes.open(launch.stdin)
+        entry = _Entry(None, launch.terminal is not None)
+        if groups is not None:
+            group = groups.create(launch.execution_id)
+            entry.group = os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            pipes.theirs.append(entry.group)
+        popen = _popen(launch, pipes.ends, entry)
         try:
             pidfd = os.pidfd_open(popen.pid)
         except OSError:
@@ -115,25 +112,98 @@ def start(launch: Launch) -> Spawned:
             popen.wait()
             raise
         _reset_oom_score(popen.pid)
-        spawned = Spawned(popen, pidfd, stdin, (("stdout", stdout), ("stderr", stderr)))
-        ours.clear()
+        spawned = Spawned(launch.execution_id, popen, pidfd, stdin, outputs, group)
+        pipes.ours.clear()
+        group = None
         return spawned
     except OSError as error:
         raise _start_error(error, launch) from None
+    except subprocess.SubprocessError:
+        raise AgentError("internal", "the command could not enter its group or its terminal") from None
     except ValueError as error:  # zero bytes or lone surrogates in arguments or environment
         raise AgentError("invalid_argument", f"the command cannot be started: {error}") from None
     finally:
-        for descriptor in (*ours, *theirs):
+        pipes.close()
+        if groups is not None and group is not None:
+            groups.discard(group)
+
+
+class _Pipes:
+    """The descriptors of one start: ours are handed on if all goes well, theirs are closed in any case."""
+
+    def __init__(self) -> None:
+        self.ours: list[int] = []
+        self.theirs: list[int] = []
+        self.ends = (-1, -1, -1)
+        """Stdin, stdout and stderr of the command."""
+
+    def open(self, stdin: bool) -> tuple[int | None, tuple[tuple[str, int], ...]]:
+        """Three pipes, or two and nothing to read; answers our ends."""
+        ours_in: int | None = None
+        if stdin:
+            child_in, ours_in = os.pipe2(os.O_CLOEXEC)
+            self.ours.append(ours_in)
+        else:
+            child_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.theirs.append(child_in)
+        stdout, child_out = os.pipe2(os.O_CLOEXEC)
+        self.ours.append(stdout)
+        self.theirs.append(child_out)
+        stderr, child_err = os.pipe2(os.O_CLOEXEC)
+        self.ours.append(stderr)
+        self.theirs.append(child_err)
+        self._finish(child_in, child_out, child_err)
+        return ours_in, (("stdout", stdout), ("stderr", stderr))
+
+    def open_terminal(self, launch: Launch) -> tuple[int | None, tuple[tuple[str, int], ...]]:
+        """One terminal for everything; our end is there twice, to be read and to be written."""
+        assert launch.terminal is not None  # noqa: S101
+        ours, theirs = open_terminal(launch.terminal, launch.user)
+        self.ours.append(ours)
+        self.theirs.append(theirs)
+        writing = os.dup(ours)
+        self.ours.append(writing)
+        self._finish(theirs, theirs, theirs)
+        return writing, (("pty", ours),)
+
+    def close(self) -> None:
+        """Close what nobody has taken."""
+        for descriptor in (*self.ours, *self.theirs):
             os.close(descriptor)
 
+    def _finish(self, *ends: int) -> None:
+        for descriptor in self.ours:
+            os.set_blocking(descriptor, False)
+        self.ends = (ends[0], ends[1], ends[2])
 
-def _popen(launch: Launch, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+
+class _Entry:
+    """Runs in the child just before the exec, as the command's user; see the module."""
+
+    __slots__ = ("group", "terminal")
+
+    def __init__(self, group: int | None, terminal: bool) -> None:
+        self.group = group
+        self.terminal = terminal
+
+    def __call__(self) -> None:
+        if self.group is not None:
+            os.write(self.group, b"0")  # 0 is the writer; the kernel asks what root, who opened it, may do
+        if self.terminal:
+            take_control(0)
+
+    def needed(self) -> _Entry | None:
+        """Itself, or None when there is nothing to do, as ``subprocess`` is faster without."""
+        return self if self.terminal or self.group is not None else None
+
+
+def _popen(launch: Launch, ends: tuple[int, int, int], entry: _Entry) -> subprocess.Popen[bytes]:
     user, group, extra = _identity(launch.user)
     return subprocess.Popen(
         list(launch.arguments),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
+        stdin=ends[0],
+        stdout=ends[1],
+        stderr=ends[2],
         cwd=launch.cwd,
         env=dict(launch.environment),
         user=user,
@@ -141,6 +211,7 @@ def _popen(launch: Launch, stdin: int, stdout: int, stderr: int) -> subprocess.P
         extra_groups=extra,
         start_new_session=True,
         umask=0o022,
+        preexec_fn=entry.needed(),
     )
 
 
@@ -190,66 +261,3 @@ def shield_from_oom(score: int = -900) -> None:
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(score))
         _own_oom_score = score
-
-
-def signal_session(leader: int, number: signal.Signals) -> None:
-    """Signal a command and whatever it has started, as far as it can be told apart.
-
-    SIGTERM goes once to the process group and to the other members of the session. SIGKILL also reaches
-    descendants that made sessions of their own, and is repeated until no new process turns up. Only a
-    daemon that has detached completely (new session, parent gone) is out of reach.
-    """
-    done: set[int] = set()
-    for _ in range(_MAX_KILL_ROUNDS if number == signal.SIGKILL else 1):
-        # Who belongs is read before anybody dies, as orphans lose the link to their ancestors.
-        members = session_members(leader, descendants=number == signal.SIGKILL) - done
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader, number)
-        for pid, group in ((pid, _group_of(pid)) for pid in members):
-            if group is not None and group != leader:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-        done |= members
-        if not members:
-            return
-
-
-def session_members(leader: int, *, descendants: bool) -> set[int]:
-    """Live processes of the leader's session or group, and on request all their descendants."""
-    members: set[int] = set()
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        fields = _stat_fields(name)
-        if fields is None or fields[0] in (b"Z", b"X"):
-            continue
-        pid = int(name)
-        parents[pid] = int(fields[1])
-        if leader in (int(fields[2]), int(fields[3])):
-            members.add(pid)
-    grown = descendants
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in members or parent == leader} - members
-        members |= more
-        grown = bool(more)
-    return members
-
-
-def _group_of(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return None
-
-
-def _stat_fields(pid: str) -> list[bytes] | None:
-    """State, parent, group and session of a process (proc(5), /proc/pid/stat fields 3 to 6)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            raw = file.read(1024)
-    except OSError:
-        return None
-    # The command name stands in parentheses and may itself contain spaces and parentheses.
-    fields = raw[raw.rfind(b")") + 2 :].split(None, 4)
-    return fields[:4] if len(fields) >= 4 else None

@@ -22,13 +22,22 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from greenroom.config import ClaimsConfig
-from greenroom.errors import GreenroomError, NodeUnavailable, NotFound, PoolDry, SandboxEnded, TemporaryError
+from greenroom.errors import (
+    GreenroomError,
+    NodeUnavailable,
+    NotFound,
+    PoolDry,
+    SandboxEnded,
+    TemporaryError,
+    UnknownSnapshot,
+)
 from greenroom.master.catalogue import Catalogue
 from greenroom.master.membership import Membership
 from greenroom.master.metrics import PLACEMENTS
 from greenroom.master.placement import Hints
 from greenroom.wire import metrics
 from greenroom.wire.calling import RoleClient
+from greenroom.wire.ids import is_snapshot_id, node_code_of
 from greenroom.wire.messages import ClaimRequest, NodeStatus, Sandbox
 
 AUTO = "auto-"
@@ -42,6 +51,13 @@ ASK_AGAIN = 3.0
 lease, after which it is no longer asked."""
 SLACK = 5.0
 """Seconds beyond queue and hand-over for a node to answer a claim."""
+
+
+def _home(request: ClaimRequest) -> str:
+    """The code of the node that keeps the snapshot of a claim. Raises UnknownSnapshot."""
+    if not is_snapshot_id(request.snapshot):
+        raise UnknownSnapshot(f"there is no snapshot {request.snapshot[:40]!r}")
+    return node_code_of(request.snapshot)
 
 
 class Claims:
@@ -69,8 +85,9 @@ class Claims:
 
     async def claim(self, request: ClaimRequest) -> Sandbox:
         """Place one claim. Raises what its node answered, or NodeUnavailable, PoolDry, OutcomeUnknown."""
-        template = await self._catalogue.template(request.template)
-        request = msgspec.structs.replace(request, template=template.name)
+        if not request.snapshot:
+            template = await self._catalogue.template(request.template)
+            request = msgspec.structs.replace(request, template=template.name)
         if request.key.startswith(AUTO):
             return await self._place(request)
         async with self._turn(request.key):
@@ -83,6 +100,13 @@ class Claims:
             return await self._send(home, request, request.wait)
 
     async def _place(self, request: ClaimRequest) -> Sandbox:
+        if request.snapshot:
+            # Its node is the only one that has it; whether it can is for it to say.
+            home = next((node for node in self._membership.live() if node.code == _home(request)), None)
+            if home is None:
+                raise NodeUnavailable("the node that has this snapshot is not there at the moment")
+            self._remember(request.key, home.name)
+            return await self._send(home, request, request.wait)
         pool = (request.template, request.size.name)
         ends = time.monotonic() + request.wait
         tried: list[str] = []

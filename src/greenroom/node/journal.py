@@ -19,10 +19,14 @@ import msgspec
 from greenroom.errors import SetupError, TemporaryError
 from greenroom.node.clock import Reference
 from greenroom.node.metrics import committed
+from greenroom.runtime.engine import Snapshot
 from greenroom.wire.ids import new_node_code
-from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox
+from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, SnapshotInfo
 
-_VERSION = 1
+WAL_PAGES = 4000
+"""Pages (16 MB) from which SQLite brings its WAL into the file, in the commit that finds it so long. That one waits
+some 5 ms for the disk; at SQLite's 1000 it was one claim in eighty."""
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE claims (
@@ -33,10 +37,19 @@ CREATE TABLE claims (
     vm TEXT,
     record BLOB,
     changed_at REAL NOT NULL,
-    reason TEXT NOT NULL DEFAULT ''
+    reason TEXT NOT NULL DEFAULT '',
+    inner BLOB
 ) WITHOUT ROWID;
 CREATE INDEX claims_by_state ON claims (state, changed_at);
+CREATE TABLE snapshots (snapshot_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 """
+_UPGRADES = {
+    1: """
+ALTER TABLE claims ADD COLUMN inner BLOB;
+CREATE TABLE snapshots (snapshot_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+"""
+}
+"""What makes the next version of each: a node that is upgraded keeps its sandboxes."""
 
 
 class JournalUnavailable(TemporaryError):
@@ -55,10 +68,28 @@ class Entry(msgspec.Struct, frozen=True):
     sandbox: Sandbox | None
 
 
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the node needs to know of a sandbox, to make it the same again after a pause."""
+
+    env: dict[str, str] = {}
+    machine_id: str = ""
+    ttl: float = 300.0
+    """Seconds that it was made to run for, or was last resumed for."""
+    asleep: Snapshot | None = None
+    """What it is resumed from, while it is paused."""
+
+
 def digest_of(request: ClaimRequest) -> str:
     """What a key was used for; `wait` is how, not what."""
     body = msgspec.structs.replace(request, key="x", wait=0.0)
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
+
+
+def set_up(db: sqlite3.Connection) -> None:
+    """Give a connection the settings that a commit's price and promise depend on (see the module)."""
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    db.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
 
 
 class Journal:
@@ -70,12 +101,16 @@ class Journal:
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             path.chmod(0o600)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
+            set_up(self._db)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT;")
-            elif version > _VERSION:
+            while 0 < version < _VERSION:
+                self._db.executescript(
+                    f"BEGIN; {_UPGRADES[version]} PRAGMA user_version={version + 1}; COMMIT;"
+                )
+                version += 1
+            if version > _VERSION:
                 raise SetupError(
                     f"{path} was written by a newer Greenroom (schema {version}); update this one"
                 )
@@ -120,15 +155,19 @@ class Journal:
         ).fetchone()
         return None if row is None else self._entry(row)
 
-    def begin(self, key: str, digest: str, sandbox_id: str, now: float) -> None:
-        """A claim was taken on. The key must be new."""
-        self._run(
-            "INSERT INTO claims (key, digest, sandbox_id, state, changed_at) VALUES (?, ?, ?, 'pending', ?)",
-            (key, digest, sandbox_id, now),
+    def begin(self, key: str, digest: str, sandbox_id: str, now: float, vm: str | None = None) -> bool:
+        """A claim was taken on, and owns `vm` from now on if one is named. False, and no change, for a known key."""
+        return (
+            self._run(
+                "INSERT INTO claims (key, digest, sandbox_id, state, changed_at, vm)"
+                " VALUES (?, ?, ?, 'pending', ?, ?) ON CONFLICT (key) DO NOTHING",
+                (key, digest, sandbox_id, now, vm),
+            ).rowcount
+            == 1
         )
 
     def assign(self, key: str, vm: str) -> None:
-        """The claim owns this VM from now on."""
+        """The claim, which had none or has lost it, owns this VM from now on."""
         self._run("UPDATE claims SET vm=? WHERE key=?", (vm, key))
 
     def abort(self, key: str) -> None:
@@ -136,25 +175,55 @@ class Journal:
         self._run("DELETE FROM claims WHERE key=? AND state='pending'", (key,))
 
     def save(self, key: str, sandbox: Sandbox, now: float) -> None:
-        """The sandbox was handed over, or one of its properties changed."""
+        """One of the sandbox's properties changed."""
         self._run(
             "UPDATE claims SET state='running', record=?, changed_at=? WHERE key=? AND state!='ended'",
             (msgspec.json.encode(sandbox), now, key),
         )
 
+    def settle(self, key: str, sandbox: Sandbox, inner: Inner, vm: str | None, now: float) -> None:
+        """The sandbox was handed over, paused (then it has no VM) or resumed."""
+        self._run(
+            "UPDATE claims SET state='running', record=?, inner=?, vm=?, changed_at=?"
+            " WHERE key=? AND state!='ended'",
+            (msgspec.json.encode(sandbox), msgspec.json.encode(inner), vm, now, key),
+        )
+
     def end(self, key: str, reason: str, now: float) -> None:
         """The sandbox is gone; its token is forgotten, its key is kept for the retention time."""
         self._run(
-            "UPDATE claims SET state='ended', vm=NULL, record=NULL, reason=?, changed_at=? WHERE key=?",
+            "UPDATE claims SET state='ended', vm=NULL, record=NULL, inner=NULL, reason=?, changed_at=? WHERE key=?",
             (reason, now, key),
         )
 
-    def running(self) -> list[tuple[Entry, str]]:
-        """Claims that were handed over and have not ended, each with its VM's name."""
+    def running(self) -> list[tuple[Entry, str | None, Inner]]:
+        """Claims that were handed over and have not ended, each with its VM's name (None for a paused one)."""
         rows = self._run(
-            "SELECT key, digest, sandbox_id, state, record, vm FROM claims WHERE state='running'"
+            "SELECT key, digest, sandbox_id, state, record, vm, inner FROM claims WHERE state='running'"
         ).fetchall()
-        return [(self._entry(row[:5]), str(row[5])) for row in rows]
+        return [
+            (
+                self._entry(row[:5]),
+                row[5],
+                Inner() if row[6] is None else msgspec.json.decode(row[6], type=Inner),
+            )
+            for row in rows
+        ]
+
+    def save_snapshot(self, snapshot: SnapshotInfo) -> None:
+        """A user's snapshot is on disk."""
+        self._run(
+            "INSERT INTO snapshots VALUES (?, ?)", (snapshot.snapshot_id, msgspec.json.encode(snapshot))
+        )
+
+    def drop_snapshot(self, snapshot_id: str) -> bool:
+        """Forget a snapshot. False when it was not known."""
+        return self._run("DELETE FROM snapshots WHERE snapshot_id=?", (snapshot_id,)).rowcount == 1
+
+    def snapshots(self) -> dict[str, SnapshotInfo]:
+        """All snapshots that users took and did not delete, by id."""
+        rows = self._run("SELECT snapshot_id, record FROM snapshots").fetchall()
+        return {str(row[0]): msgspec.json.decode(row[1], type=SnapshotInfo) for row in rows}
 
     def abort_pending(self) -> int:
         """After a restart: claims that were under way were answered by nobody, so nothing came of them."""

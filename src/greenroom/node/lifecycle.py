@@ -1,12 +1,23 @@
 """One sandbox from its hand-over to its end, as a pure state machine: no I/O and no clock of its own.
 
-    provisional --confirm--> running --release, time-out, VM gone--> ended
-         |------release, nobody confirmed, VM gone------------------^
+    provisional --confirm--> running --release, time-out, VM gone----------> ended
+         |                    |   ^                                           ^
+         |     pause, time-out|   |could not be paused                        |
+         |                    v   |                                           |
+         |                   pausing --> paused --resume--> resuming ---------|  release, at any time
+         |                                  ^----could not be----|  |         |
+         |                                                  running<          |
+         |------release, nobody confirmed, VM gone----------------------------^
 
 A sandbox that was handed over is *provisional*: its caller may never have heard of it. The api confirms it just
 before it answers its client; one that nobody confirmed in time is ended, so that a lost answer costs seconds
 and not the whole time-out. A provisional one is not shown, not reached and not renewed. Whatever comes in
 whatever order, an ended one stays ended, and it is ended once.
+
+Pausing and resuming take a while. They are begun by an outcome (`BeginPause`, `BeginResume`) and finished by an
+event that tells how they went; what comes meanwhile and cannot be judged yet is `Busy` and is asked again after.
+A sandbox that is to be paused at its time-out and cannot be (a full disk) goes on running and is tried again: what
+is in it is worth more than the time that it takes. A paused one has no time-out.
 """
 
 from __future__ import annotations
@@ -14,11 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Phase = Literal["provisional", "running", "ended"]
+Phase = Literal["provisional", "running", "pausing", "paused", "resuming", "ended"]
 
 UNCONFIRMED = "nobody confirmed it in time"
 TIME_UP = "its time was up"
 VM_GONE = "its VM ended by itself"
+
+RETRY_FIRST, RETRY_LAST = 5.0, 60.0
+"""Seconds until a pause at the time-out that failed is tried again: doubling from the first to the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,56 @@ class ClockStepped:
     seconds: float
 
 
-Event = Confirm | Renew | Release | VmEnded | Tick | ClockStepped
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Somebody wants it paused, with what is in its memory or with its disk alone."""
+
+    memory: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """It was: all of it is on disk, and its VM is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseFailed:
+    """It was not, and its VM runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """It is wanted to run for `ttl` seconds."""
+
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """It runs again, and ends `ttl` seconds from now."""
+
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFailed:
+    """It stays paused."""
+
+
+Event = (
+    Confirm
+    | Renew
+    | Release
+    | VmEnded
+    | Tick
+    | ClockStepped
+    | Pause
+    | Paused
+    | PauseFailed
+    | Resume
+    | Resumed
+    | ResumeFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +146,26 @@ class Refused:
     """There is no such sandbox (any more, or for this caller yet)."""
 
 
-Outcome = Changed | Unchanged | End | Refused
+@dataclass(frozen=True, slots=True)
+class BeginPause:
+    """Write it to disk and stop its VM, then tell how it went. `memory` is None when nobody asked: as it was made."""
+
+    memory: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginResume:
+    """Let it run again, for `ttl` seconds, then tell how it went."""
+
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """It is being paused or resumed: ask again when that is over."""
+
+
+Outcome = Changed | Unchanged | End | Refused | BeginPause | BeginResume | Busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,51 +175,132 @@ class Lifecycle:
     confirm_by: float
     ends_at: float
     phase: Phase = "provisional"
+    pauses: bool = False
+    """At its time-out it is paused instead of ended."""
+    failures: int = 0
+    """Pauses at its time-out that failed since it was last renewed or resumed."""
+    retry_at: float = 0.0
 
     def due(self) -> float | None:
-        """When `Tick` will end it, unless something comes between."""
+        """When `Tick` will end or pause it, unless something comes between."""
         match self.phase:
             case "provisional":
                 return min(self.confirm_by, self.ends_at)
             case "running":
-                return self.ends_at
-            case "ended":
+                return max(self.ends_at, self.retry_at) if self.failures else self.ends_at
+            case _:
                 return None
 
     def handle(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
         """What becomes of it when `event` comes at `now`. Nothing is changed here, so a caller that cannot
         write the change down can go on with what was."""
-        due = self.due()
-        if due is None:
-            return self, Unchanged() if isinstance(event, VmEnded | Tick | ClockStepped) else Refused()
-        if isinstance(event, ClockStepped):
+        if isinstance(event, ClockStepped) and self.phase != "ended":
             # Before time decides: by the clock that was set, it is another time than its deadlines mean.
             step = event.seconds
-            return replace(self, confirm_by=self.confirm_by + step, ends_at=self.ends_at + step), Changed()
-        if now >= due:
+            moved = replace(
+                self,
+                confirm_by=self.confirm_by + step,
+                ends_at=self.ends_at + step,
+                retry_at=self.retry_at + step if self.failures else 0.0,
+            )
+            return moved, Changed()
+        match self.phase:
+            case "provisional":
+                return self._provisional(event, now)
+            case "running":
+                return self._running(event, now)
+            case "pausing":
+                return self._pausing(event, now)
+            case "paused":
+                return self._paused(event)
+            case "resuming":
+                return self._resuming(event, now)
+            case "ended":
+                over = isinstance(event, Confirm | Renew | Release | Pause | Resume)
+                return self, Refused() if over else Unchanged()
+
+    def _provisional(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
+        due = self.due()
+        if due is not None and now >= due:
             # Time decides before anything else: a confirmation that comes too late is too late.
-            late = self.phase == "provisional" and due == self.confirm_by
-            return self._ended(UNCONFIRMED if late else TIME_UP)
+            return self._ended(UNCONFIRMED if self.confirm_by <= self.ends_at else TIME_UP)
         match event:
             case Confirm():
-                return (
-                    (self, Unchanged())
-                    if self.phase == "running"
-                    else (replace(self, phase="running"), Changed())
-                )
-            case Renew(ttl, extend_only):
-                if self.phase == "provisional":
-                    return self, Refused()
-                ends_at = now + max(0.0, ttl)
-                if ends_at == self.ends_at or (extend_only and ends_at < self.ends_at):
-                    return self, Unchanged()
-                return replace(self, ends_at=ends_at), Changed()
+                return replace(self, phase="running"), Changed()
             case Release(reason):
                 return self._ended(reason)
             case VmEnded():
                 return self._ended(VM_GONE)
             case Tick():
                 return self, Unchanged()
+            case _:
+                return self, Refused()
+
+    def _running(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
+        match event:
+            case Release(reason):
+                return self._ended(reason)
+            case VmEnded():
+                return self._ended(VM_GONE)
+        due = self.due()
+        if due is not None and now >= due:
+            return self._begin_pause() if self.pauses else self._ended(TIME_UP)
+        match event:
+            case Renew(ttl, extend_only):
+                ends_at = now + max(0.0, ttl)
+                if ends_at == self.ends_at or (extend_only and ends_at < self.ends_at):
+                    return self, Unchanged()
+                return replace(self, ends_at=ends_at, failures=0, retry_at=0.0), Changed()
+            case Pause(memory):
+                return self._begin_pause(memory)
+            case _:
+                return self, Unchanged()
+
+    def _pausing(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
+        match event:
+            case Release(reason):
+                return self._ended(reason)
+            case VmEnded():
+                return self._ended(VM_GONE)
+            case Paused():
+                return replace(self, phase="paused", failures=0, retry_at=0.0), Changed()
+            case PauseFailed():
+                if now < self.ends_at:
+                    return replace(self, phase="running"), Changed()
+                wait = min(RETRY_FIRST * 2.0**self.failures, RETRY_LAST)
+                failures = min(self.failures + 1, 16)
+                return replace(self, phase="running", failures=failures, retry_at=now + wait), Changed()
+            case Pause() | Resume() | Renew():
+                return self, Busy()
+            case _:
+                return self, Unchanged()
+
+    def _paused(self, event: Event) -> tuple[Lifecycle, Outcome]:
+        match event:
+            case Release(reason):
+                return self._ended(reason)
+            case Resume(ttl):
+                return replace(self, phase="resuming"), BeginResume(ttl)
+            case Renew():
+                return self, Refused()
+            case _:
+                return self, Unchanged()
+
+    def _resuming(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
+        match event:
+            case Release(reason):
+                return self._ended(reason)
+            case Resumed(ttl):
+                return replace(self, phase="running", ends_at=now + max(0.0, ttl)), Changed()
+            case ResumeFailed():
+                return replace(self, phase="paused"), Changed()
+            case Pause() | Resume() | Renew():
+                return self, Busy()
+            case _:
+                return self, Unchanged()
+
+    def _begin_pause(self, memory: bool | None = None) -> tuple[Lifecycle, BeginPause]:
+        return replace(self, phase="pausing"), BeginPause(memory)
 
     def _ended(self, reason: str) -> tuple[Lifecycle, End]:
         return replace(self, phase="ended"), End(reason)

@@ -46,6 +46,15 @@ SWEPT = metrics.counter(
 CLOCK_STEPS = metrics.counter(
     "greenroom_node_clock_steps_total", "Times that the wall clock was set, so that deadlines were moved"
 )
+PAUSES = metrics.counter("greenroom_node_pauses_total", "Sandboxes paused to disk", ("outcome",))
+PAUSE_SECONDS = metrics.histogram(
+    "greenroom_node_pause_seconds", "From the wish to pause a sandbox until it is on disk"
+)
+RESUMES = metrics.counter("greenroom_node_resumes_total", "Paused sandboxes resumed", ("outcome",))
+RESUME_SECONDS = metrics.histogram(
+    "greenroom_node_resume_seconds",
+    "From the wish to resume a sandbox until its guest has its identity and the time",
+)
 
 _COMMITS = {
     operation.upper(): JOURNAL_SECONDS.labels(operation).observe

@@ -129,6 +129,10 @@ class Pool:
         # After a failure one member tries the way before the rest follow.
         return min(wanted, max(0, 1 - self.starting)) if self._failures_in_a_row else wanted
 
+    def next_member(self) -> str | None:
+        """The member that a claim which arrives now gets at once, or None when it would have to queue."""
+        return self.warm[0] if self.warm and not self.waiting else None
+
     def next_deadline(self) -> float | None:
         """When `Tick` is due next, or None."""
         due = [min(self.waiting.values())] if self.waiting else []

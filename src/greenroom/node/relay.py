@@ -23,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from greenroom.config import NodesConfig
-from greenroom.errors import BadRequest
+from greenroom.errors import BadRequest, GreenroomError, UnknownSandbox
 from greenroom.node import relay_heads as heads
 from greenroom.node.relay_splice import CHUNK, Splice, reset
 from greenroom.wire import serving, tasks
@@ -53,6 +53,10 @@ class Target(Protocol):
         """Whose sandbox it is: connections are bounded per owner, too."""
         ...
 
+    async def ready(self) -> None:
+        """Return when it runs; one that resumes by itself is resumed for this. Raises why it does not."""
+        ...
+
     async def connect(self, port: int) -> socket.socket:
         """A connected non-blocking TCP socket to `port` in the guest, now owned by the caller.
 
@@ -66,7 +70,7 @@ class Directory(Protocol):
     """The node's running sandboxes."""
 
     def lookup(self, sandbox_id: str) -> Target | None:
-        """The sandbox if it runs here (not paused, not ended), else None."""
+        """The sandbox if it runs here, or will once its `ready` was waited for, else None."""
         ...
 
 
@@ -366,10 +370,16 @@ class _Connection:
         sandbox_id, port = decision.sandbox_id, decision.port
         outcome: socket.socket | heads.Refusal
         try:
+            async with asyncio.timeout(self._relay.config.relay_wake_deadline):
+                await target.ready()
             async with asyncio.timeout(self._relay.config.relay_connect_deadline):
                 outcome = await _connect_patiently(target, port)
         except ConnectionRefusedError:
             outcome = heads.port_closed(sandbox_id, port)
+        except UnknownSandbox:
+            outcome = heads.not_found(sandbox_id)
+        except GreenroomError as error:
+            outcome = heads.refuse(503, f"the sandbox could not be resumed: {error.message}")
         except OSError:  # which TimeoutError is
             outcome = heads.no_answer(sandbox_id, port)
         except BaseException:

@@ -9,18 +9,33 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from greenroom.errors import BadRequest
+from greenroom.node.branching import Branching
 from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
 from greenroom.node.warmer import Warmer
+from greenroom.runtime.engine import Snapshot
 from greenroom.wire import logs, metrics
-from greenroom.wire.messages import ClaimRequest, NodeStatus, PoolSpec, SandboxList, TimeoutRequest
+from greenroom.wire.messages import (
+    ClaimRequest,
+    ForkRequest,
+    NodeStatus,
+    PauseRequest,
+    PoolSpec,
+    ResumeRequest,
+    SandboxList,
+    SnapshotList,
+    SnapshotRequest,
+    TimeoutRequest,
+)
 from greenroom.wire.serving import endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
 _LONGEST_TTL = 366 * 86_400.0
 
 
-def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> list[Route]:
+def routes(
+    keeper: Keeper, branching: Branching, warmer: Warmer, status: Callable[[], NodeStatus]
+) -> list[Route]:
     """All routes of a node."""
 
     async def claim(request: Request) -> Response:
@@ -29,8 +44,12 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
             raise BadRequest("ttl must be a positive number of seconds")
         if not 0 <= wanted.wait <= 300:
             raise BadRequest("wait must lie between 0 and 300 seconds")
+
+        async def source() -> Snapshot:
+            return await branching.snapshot_of(wanted.snapshot)
+
         with metrics.Outcome(CLAIMS, wanted.template, wanted.size.name):
-            made = await keeper.claim(wanted)
+            made = await keeper.claim(wanted, source if wanted.snapshot else None)
         logs.about(made.sandbox_id)
         return json_response(made, 201)
 
@@ -54,6 +73,39 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
             raise BadRequest("ttl is too long")
         return json_response(await keeper.set_timeout(request.path_params["sandbox_id"], wanted))
 
+    async def pause(request: Request) -> Response:
+        wanted = await read_json(request, PauseRequest)
+        return json_response(await keeper.pause(request.path_params["sandbox_id"], memory=wanted.memory))
+
+    async def resume(request: Request) -> Response:
+        wanted = await read_json(request, ResumeRequest)
+        if not 0 <= wanted.ttl <= _LONGEST_TTL:
+            raise BadRequest("ttl must be a number of seconds that is not negative")
+        return json_response(await keeper.resume(request.path_params["sandbox_id"], wanted.ttl))
+
+    async def past(request: Request) -> Response:
+        return json_response(keeper.past(request.path_params["sandbox_id"]))
+
+    async def take_snapshot(request: Request) -> Response:
+        wanted = await read_json(request, SnapshotRequest)
+        return json_response(await branching.take(request.path_params["sandbox_id"], wanted), 201)
+
+    async def snapshots(_request: Request) -> Response:
+        return json_response(SnapshotList(branching.list()))
+
+    async def snapshot(request: Request) -> Response:
+        return json_response(branching.get(request.path_params["snapshot_id"]))
+
+    async def delete_snapshot(request: Request) -> Response:
+        await branching.delete(request.path_params["snapshot_id"])
+        return Response(status_code=204)
+
+    async def fork(request: Request) -> Response:
+        wanted = await read_json(request, ForkRequest)
+        if not 0 < wanted.ttl <= _LONGEST_TTL:
+            raise BadRequest("ttl must be a positive number of seconds")
+        return json_response(await branching.fork(request.path_params["sandbox_id"], wanted), 201)
+
     async def confirm(request: Request) -> Response:
         return json_response(await keeper.confirm(request.path_params["sandbox_id"]))
 
@@ -73,6 +125,14 @@ def routes(keeper: Keeper, warmer: Warmer, status: Callable[[], NodeStatus]) -> 
         endpoint("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),
+        endpoint("GET", "/v1/sandboxes/{sandbox_id}/past", past, ("api", "operator")),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
+        endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
+        endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),
+        endpoint("DELETE", "/v1/snapshots/{snapshot_id}", delete_snapshot, ("api", "operator")),
         endpoint("PUT", "/v1/pools", set_pools, ("master",)),
         endpoint("GET", "/v1/status", node_status, ("master", "operator")),
     ]

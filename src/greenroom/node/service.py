@@ -17,6 +17,7 @@ from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError
 from greenroom.images.collect import collect
 from greenroom.images.commands import interrupt
+from greenroom.node.branching import Branching
 from greenroom.node.diskguard import DiskGuard
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
@@ -109,6 +110,10 @@ async def _serve(
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
     warmer.adopt(keeper.adopt(found))
+    if removed := await keeper.tidy():
+        SWEPT.labels("snapshots").inc(removed)
+        _log.warning("removed %d snapshots that an earlier run had left", removed)
+    branching = Branching(keeper, runtime, journal)
     engine = await runtime.describe(tell_progress)
     if engine.engine != "simulated":
         await runtime.prepare_image("base", tell_progress)
@@ -146,7 +151,7 @@ async def _serve(
     if known := journal.pools():
         await warmer.set_pools(known, tell_progress)
     membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat)
-    app = application(routes(keeper, warmer, status), verifier)
+    app = application(routes(keeper, branching, warmer, status), verifier)
 
     def drain() -> None:
         nonlocal drained

@@ -31,6 +31,8 @@ from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
 PoolKey = tuple[str, Size]
+_AFTER_A_CLAIM = 0.001
+"""Seconds after which refill looks what a claim has taken: the claim goes first, a restore takes far longer."""
 _AFTER_A_FAULT = 1.0
 """Seconds the refill loop rests after a step that failed for a reason nobody foresaw."""
 
@@ -148,6 +150,24 @@ class Warmer:
             raise
         finally:
             self._kick.set()
+
+    def next_member(self, template: str, size: Size) -> str | None:
+        """Name of the VM that `take` would give away now; None when a claim has to wait or would be refused."""
+        warm = self._pools.get((template, size))
+        return None if warm is None or self._closing else warm.pool.next_member()
+
+    def take(self, template: str, size: Size) -> Vm:
+        """The VM that `next_member` has just named, the caller's from now on."""
+        key = (template, size)
+        asked = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        arrived = machine.ClaimArrived(f"claim-{next(self._numbers)}", loop.time())
+        (given,) = self._pools[key].pool.handle(arrived)
+        assert isinstance(given, machine.HandOver)  # noqa: S101
+        vm, _ = self._members.pop(given.member)
+        loop.call_later(_AFTER_A_CLAIM, self._kick.set)
+        counted.came_from_pool(template, size, asked, time.perf_counter())
+        return vm
 
     async def claim(self, template: str, size: Size, wait: float) -> Vm:
         """A member of the pool, the caller's from now on. Waits in the pool's queue up to `wait` seconds.

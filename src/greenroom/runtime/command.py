@@ -13,6 +13,7 @@ QEMU gets everything by inherited descriptor and needs no path in the state dire
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=de
 _OVERLAY_SLACK = 256 << 20
 DESCRIPTORS = 256
 """Open files of one QEMU."""
+GOLDEN_DISKS = 2
+"""Disks under a VM's own layers: the image's and what its golden's boot wrote over it."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +66,28 @@ def largest_file(disk_mib: int) -> int:
     return (disk_mib << 20) + _OVERLAY_SLACK
 
 
-def qemu(machine: Machine, fds: Descriptors, *, own_ram: bool = False) -> list[str]:
+def digest(machine: Machine) -> str:
+    """Stands for everything on the command line that a saved state may depend on."""
+    # Any change of the command line may be one of devices, which the state would not fit any more.
+    nowhere = Descriptors(ram=0, qmp=0, tap=0, overlay=0, backing=(0, 0))
+    return hashlib.sha256("\0".join(qemu(machine, nowhere)).encode()).hexdigest()[:20]
+
+
+def qemu(
+    machine: Machine,
+    fds: Descriptors,
+    *,
+    own_ram: bool = False,
+    bare_state: bool = False,
+    paused: bool = False,
+) -> list[str]:
     """QEMU's arguments. With `fds.boot` (kernel and initramfs) it starts from nothing and its RAM is
-    shared, so that it can be kept; without, it waits paused for a golden's state over private RAM.
+    shared, so that it can be kept, at once or, with `paused`, when it is told to; without, it waits paused for a
+    golden's state over private RAM.
 
     With `own_ram`, the file of the RAM is the VM's alone and is written directly: a private map of it would hold
-    every page that the guest writes twice.
+    every page that the guest writes twice. With `bare_state` it takes a snapshot's state, which is that of the
+    devices without a description of the machine before it.
     """
     size = machine.size
     argv = [
@@ -116,9 +135,13 @@ def qemu(machine: Machine, fds: Descriptors, *, own_ram: bool = False) -> list[s
             "-append",
             "console=ttyS0 quiet panic=1 net.ifnames=0",
         ]
+        if paused:
+            argv.append("-S")
     else:
         # A clone without -kernel loads the snapshot just as well and spares the 13 MB copy of the image.
         argv += ["-S", "-incoming", "defer"]
+        if bare_state:
+            argv += ["-global", "migration.send-configuration=off"]
     return argv
 
 

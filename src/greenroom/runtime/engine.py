@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -46,6 +46,37 @@ class Golden(msgspec.Struct, frozen=True, kw_only=True):
     """Resident bytes of the golden RAM that all restored VMs share."""
     state_bytes: int = 0
     """Bytes of device state that each restore loads."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A captured VM on this node's disk, from which any number of VMs can be restored."""
+
+    name: str
+    kind: Literal["full", "filesystem"]
+    """`full` has memory and devices and goes on where it was; `filesystem` has the disk alone and boots."""
+    template: str
+    size: Size
+    golden: str
+    """Digest of the golden that it holds the differences to."""
+    created_at: float
+    """Unix seconds."""
+    parent: str = ""
+    """Name of the snapshot that its VM had been restored from; it is not needed any more."""
+    ram_bytes: int = 0
+    """Bytes of memory in which it differs from the golden."""
+    disk_bytes: int = 0
+    """Bytes of its disk's layers above the golden's, those included that it shares with its VM and its parent."""
+
+
+class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A capture that is on disk, and what it took."""
+
+    snapshot: Snapshot
+    pause_ms: float
+    """Milliseconds that the guest stood still; 0 for one that was paused already or keeps running."""
+    stages: dict[str, float]
+    """Milliseconds of each stage, in order: `prepare`; `stop`, `state`, `scan`, `read`, `freeze`, `cont` in the
+    pause; `write` and `publish` after it."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,8 +159,12 @@ class Runtime(Protocol):
     async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
         """The golden snapshot of `template` in `size`: loaded if it was made before, else booted and saved."""
 
-    async def restore(self, golden: Golden) -> Vm:
-        """A new VM from `golden`, paused. Raises RuntimeFailure after giving back what it had taken."""
+    async def restore(self, source: Golden | Snapshot) -> Vm:
+        """A new VM, paused. One from a snapshot of kind `filesystem` boots when it is started.
+
+        Raises RuntimeFailure after giving back what it had taken; UnknownSnapshot; SnapshotDamaged for one that is
+        not as it was written, or that does not fit this machine any more.
+        """
 
     async def start(self, vm: Vm) -> None:
         """Let a restored VM run for the first time."""
@@ -145,6 +180,38 @@ class Runtime(Protocol):
 
     async def resume(self, vm: Vm) -> None:
         """Undo `pause`. The guest's clock is behind by the length of the pause until it is set."""
+
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+        """Save a running or paused VM as the snapshot `name`; it then goes on as before.
+
+        Memory, devices and disk are those of one instant, for which the guest stands still. Without `memory` only
+        the disk is saved, as the guest has written it: sync the guest's file systems first. The snapshot is on disk
+        for good when this returns; whatever goes wrong, there is none and the VM goes on. VMs restored from it
+        have the identity of the captured one until they are introduced.
+
+        Raises RuntimeFailure when there is no room for it, the VM ended or the name is taken.
+        """
+
+    async def sync(self, vm: Vm, deadline: float) -> None:
+        """Have the guest of an introduced VM write its file systems to its disk.
+
+        Raises RuntimeFailure when it does not within `deadline` seconds.
+        """
+
+    async def snapshots(self) -> list[Snapshot]:
+        """The snapshots on this node's disk, by name; damaged ones are left out."""
+
+    async def delete_snapshot(self, name: str) -> None:
+        """Remove a snapshot. VMs restored from it go on. Raises UnknownSnapshot."""
+
+    async def hold(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot in memory, and VMs of it in stock, until as many calls of `let_go`; raises like `restore`.
+
+        Without, it is in memory as long as a VM that was restored from it lives.
+        """
+
+    async def let_go(self, snapshot: Snapshot) -> None:
+        """Undo one `hold`."""
 
     def disk_use(self, vm: Vm) -> int:
         """Bytes that the VM's overlay takes on the host's disk."""

@@ -1,8 +1,8 @@
 """Golden snapshots: boot a template once, warm it up, save it; from then on only restore.
 
 A golden is a directory in the cache: `ram.img` (sparse), `state` (device state), `disk.qcow2` (what the boot
-wrote over the image's disk) and `golden.json`. It depends on everything in `key`: another QEMU or CPU model
-cannot load it. `Loaded` is a golden in use: RAM in a sealed memfd, disks open for reading.
+wrote over the image's disk), `golden.json` and `made-of.json`. It depends on everything in `key`: another QEMU or
+CPU model cannot load it. `Loaded` is a golden in use: RAM in a sealed memfd, disks open for reading.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -30,13 +31,21 @@ from greenroom.runtime.modes import Choice
 from greenroom.runtime.vm import Fence, QemuVm
 
 _log = logging.getLogger(__name__)
-_FORMAT = "1"
+_FORMAT = "2"
+"""Of the directory; 2 has `made-of.json`."""
 
 WARM_UP = (
     "python3 -c 'import json, subprocess, urllib.request; print(1)' && git --version && curl --version "
     "&& sudo -n true && ls -la / && cat /etc/passwd | grep -c . && ps aux >/dev/null"
 )
 """Run once in the golden so that what nearly every sandbox uses is in its page cache already."""
+
+
+class MadeOf(msgspec.Struct, frozen=True, kw_only=True):
+    """What a golden was booted from, for those who meet it later, when something else would be."""
+
+    image: Image
+    machine: Machine
 
 
 def key(image: Image, machine: Machine, version: str) -> str:
@@ -129,6 +138,7 @@ async def build(
         state_bytes=(target / "state").stat().st_size,
     )
     (target / "golden.json").write_bytes(msgspec.json.encode(golden))
+    (target / "made-of.json").write_bytes(msgspec.json.encode(MadeOf(image=image, machine=machine)))
 
 
 async def _last_lines(vm: QemuVm) -> str:
@@ -158,21 +168,43 @@ async def _warm_up(vm: QemuVm, deadline: float) -> None:
             raise RuntimeFailure(f"the golden's agent answered {status} to a command and did not run it")
 
 
+class Source(Protocol):
+    """What a VM is restored from: a golden (`Loaded`) or a snapshot (`loading.LoadedSnapshot`)."""
+
+    golden: Golden
+    machine: Machine
+    mode: Choice
+    name: str
+    ram: int
+    backing: tuple[int, ...]
+    bare_state: bool
+    """Its state is that of the devices alone."""
+    qemu: str
+    """The build of QEMU that alone can load the state; empty where the golden's digest says so."""
+
+    def open_state(self) -> int:
+        """The device state, opened anew: its offset must not be shared between two restores."""
+
+
 class Loaded:
     """A golden ready to be restored from. `close` gives its memory back once the last VM is gone."""
+
+    bare_state = False
+    qemu = ""
 
     def __init__(
         self, golden: Golden, directory: Path, image: Image, machine: Machine, holders: Iterable[int] = ()
     ) -> None:
         """`holders` are processes that may hold this golden's RAM already, from an earlier run."""
         self.golden = golden
+        self.image = image
         self.machine = machine
         self.mode = Choice(mode="cow", reason="nothing was measured")
-        name = f"{golden.digest}-{golden.build}"
+        self.name = name = f"{golden.digest}-{golden.build}"
         borrowed = (memory.borrow(pid, name) for pid in holders)
         held = next((fd for fd in borrowed if fd is not None), None)
         self.ram = memory.load(directory / "ram.img", name) if held is None else held
-        self.backing = (
+        self.backing: tuple[int, ...] = (
             os.open(image.disk, os.O_RDONLY | os.O_CLOEXEC),
             os.open(directory / "disk.qcow2", os.O_RDONLY | os.O_CLOEXEC),
         )
@@ -181,7 +213,7 @@ class Loaded:
         self._state = memory.load(directory / "state", f"{name}-state")
 
     def open_state(self) -> int:
-        """The device state, opened anew: its offset must not be shared between two restores."""
+        """See `Source`."""
         return os.open(f"/proc/self/fd/{self._state}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +22,10 @@ from greenroom.wire.tasks import stop
 AGENT_PORT = 49983
 _ANSWER_LIMIT = 1 << 20
 _CLOCK_ROUNDS = 8
+
+
+class _Unknown(RuntimeFailure):
+    """The agent treats a control route as one that does not exist: the secret is not the one it knows."""
 
 
 async def request(
@@ -124,6 +129,8 @@ async def _control(
     before = time.time_ns()
     status, raw = await request(vm, method, path, body, deadline=deadline, headers=headers)
     after = time.time_ns()
+    if status == 404:
+        raise _Unknown(f"the guest agent does not know its node: it answered {status} to {method} {path}")
     if status != 200:
         raise RuntimeFailure(f"the guest agent answered {status} to {method} {path}")
     try:
@@ -132,11 +139,24 @@ async def _control(
         raise RuntimeFailure("the guest agent's answer is not JSON") from error
 
 
+async def sync(vm: Vm, deadline: float, control: str) -> None:
+    """Have the guest write its file systems out. Raises RuntimeFailure."""
+    try:
+        await _control(vm, "POST", "/sync", {}, control, deadline)
+    except (OSError, TimeoutError) as error:
+        raise RuntimeFailure(f"the guest did not write its disk out within {deadline:.0f} s") from error
+
+
 async def introduce(
-    vm: Vm, identity: Identity, deadline: float, tolerance_ms: float, control: str
+    vm: Vm,
+    identity: Identity,
+    deadline: float,
+    tolerance_ms: float,
+    control: str,
+    inherited: Sequence[str] = (),
 ) -> ClockReading:
     """Give the guest its identity, then its clock. `control` is the secret that the guest learns the first time
-    and asks for ever after.
+    and asks for ever after; one that comes from a snapshot asks for one of those `inherited` until then.
 
     The clock is set in rounds: each measures the offset from the middle of a round trip and corrects it. The
     first rounds after a restore are slow (the translator is cold), so the best of at most eight counts.
@@ -156,7 +176,7 @@ async def introduce(
     end = time.monotonic() + deadline
     try:
         begun = time.monotonic()
-        identity_s = await _until_connected(vm, body, control, end)
+        identity_s = await _until_connected(vm, body, [*inherited, control], end)
         answered = time.monotonic()
         reading = await _set_clock(vm, control, end, tolerance_ms)
         return msgspec.structs.replace(
@@ -169,20 +189,26 @@ async def introduce(
         raise RuntimeFailure(f"the guest did not take its identity within {deadline:.0f} s") from error
 
 
-async def _until_connected(vm: Vm, body: dict[str, Any], control: str, end: float) -> float:
+async def _until_connected(vm: Vm, body: dict[str, Any], controls: Sequence[str], end: float) -> float:
     """POST /init, trying again while nothing listens yet. It is idempotent: the same fields are applied again.
 
+    Of `controls` the guest knows one, which a try that was not heard of again may have changed: so each is tried.
     Returns the seconds that the try took which was answered.
     """
     pause = 0.01
+    left_over = list(controls)
     while True:
         left = end - time.monotonic()
         if left <= 0:
             raise TimeoutError
         tried = time.monotonic()
         try:
-            await _control(vm, "POST", "/init", body, control, left)
+            await _control(vm, "POST", "/init", body, left_over[0], left)
             return time.monotonic() - tried
+        except _Unknown:
+            if len(left_over) == 1:
+                raise
+            del left_over[0]
         except OSError:
             if vm.ended.is_set():
                 raise RuntimeFailure("the VM ended while it was started") from None

@@ -16,6 +16,7 @@ import ctypes
 import ctypes.util
 import errno
 import fcntl
+import gc
 import os
 import socket
 import struct
@@ -48,11 +49,14 @@ table inet greenroom {
 """
 
 _CLONE_NEWNET = 0x40000000
+_CLONE_FILES = 0x400
 _MS_BIND = 4096
 _MNT_DETACH = 2
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.close_range.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_int]
+_rules_turn = threading.Lock()
 T = TypeVar("T")
 
 
@@ -123,14 +127,35 @@ def _create(name: str) -> int:
 
 
 def apply_rules(ruleset: str) -> None:
-    """Load nftables rules into the calling thread's namespace through libnftables. Raises OSError."""
+    """Load nftables rules into the calling thread's namespace through libnftables. Raises OSError.
+
+    libnftables waits with select(2), and glibc ends the whole process when one of its descriptors is 1024 or
+    above, as it would be on a node with some 340 VMs. So it runs in a thread that has a table of descriptors of
+    its own, with nothing in it.
+    """
     library = _libnftables()
+    command = ruleset.encode()
+    # An object that the collector finalised in that thread would close its descriptor in the wrong table.
+    with _rules_turn:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            in_thread(lambda: _apply_alone(library, command))
+        finally:
+            if collecting:
+                gc.enable()
+
+
+def _apply_alone(library: ctypes.CDLL, command: bytes) -> None:
+    """What `apply_rules` does, in a thread that ends after it and has its caller's namespace."""
+    _check(_libc.unshare(_CLONE_FILES), "unshare descriptors")
+    _check(_libc.close_range(3, 0xFFFFFFFF, 0), "close_range")
     context = library.nft_ctx_new(0)
     if not context:
         raise OSError(errno.ENOMEM, "libnftables gives no context")
     try:
         library.nft_ctx_buffer_error(context)
-        if library.nft_run_cmd_from_buffer(context, ruleset.encode()) != 0:
+        if library.nft_run_cmd_from_buffer(context, command) != 0:
             text = library.nft_ctx_get_error_buffer(context) or b""
             raise OSError(
                 errno.EINVAL, f"nftables refused the rules: {text.decode(errors='replace').strip()}"

@@ -7,10 +7,9 @@ hundred KiB of device state; the VM then stands paused, not having run a single 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import statistics
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,34 @@ import msgspec
 import psutil
 
 from greenroom.config import RoleSpec
-from greenroom.errors import RuntimeFailure, SetupError, UnknownTemplate
+from greenroom.errors import GreenroomError, RuntimeFailure, SetupError, SnapshotDamaged, UnknownTemplate
 from greenroom.images import base
 from greenroom.images.base import Image
 from greenroom.images.cache import publish
 from greenroom.images.commands import find
+from greenroom.runtime import capture, disks, guestclient, memory, namespaces, places, probe
 from greenroom.runtime import golden as goldens
-from greenroom.runtime import guestclient, memory, modes, namespaces, places, probe
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine, qemu
 from greenroom.runtime.engine import (
     Adopted,
+    CaptureResult,
     ClockReading,
     EngineInfo,
     Golden,
     Identity,
     Progress,
+    Snapshot,
     Vm,
     quiet,
 )
-from greenroom.runtime.golden import Loaded
+from greenroom.runtime.golden import Loaded, Source
+from greenroom.runtime.loading import LoadedSnapshot, Loading, boot
+from greenroom.runtime.measuring import choose_mode
+from greenroom.runtime.onhand import Goldens
 from greenroom.runtime.places import Place, destroy_owner
 from greenroom.runtime.slots import Origin, Slot, Slots
+from greenroom.runtime.snapshots import Store
 from greenroom.runtime.stock import Stock
 from greenroom.runtime.stocking import Wants
 from greenroom.runtime.threads import in_own_thread
@@ -49,8 +54,6 @@ from greenroom.wire.messages import Size
 
 _log = logging.getLogger(__name__)
 _ADOPT_PARALLEL = 32
-_MEASURED = 3
-"""VMs of each restore mode that count when the modes are measured."""
 
 
 class QemuRuntime:
@@ -64,11 +67,17 @@ class QemuRuntime:
         self._slots = Slots(spec.home, self._settings.uid_base)
         self._fence = Fence(self._slots, Cgroups.detect(), self._limits)
         self._images: dict[str, Image] = {}
-        self._goldens: dict[str, Loaded] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
         self._building: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = set()
-        self._stock: Stock[QemuVm, Loaded] = Stock(
+        self._on_hand = Goldens(self._cache, self._holders)
+        self._goldens = self._on_hand.current
+        self._store = Store(self._slots.home, self._slots.tag)
+        self._loading = Loading(self._store, self._on_hand.of, self._holders)
+        self._uses: dict[str, LoadedSnapshot] = {}
+        """By the VM that was restored from it."""
+        self._held: dict[str, list[LoadedSnapshot]] = {}
+        self._stock: Stock[QemuVm, Source] = Stock(
             self,
             Wants(
                 places=self._settings.stock_slots,
@@ -147,7 +156,9 @@ class QemuRuntime:
                 loaded.close()
                 return self._goldens[name].golden
             self._goldens[name] = loaded
-            await self._choose_mode(loaded)
+            await choose_mode(
+                loaded, self._settings.restore_mode, self._cache, lambda each: self.make_waiting(each, None)
+            )
             self._stock.add(name, loaded)
         return self._goldens[name].golden
 
@@ -170,47 +181,14 @@ class QemuRuntime:
         directory = publish(self._cache / name, build, progress)
         progress("loading the golden snapshot", None)
         golden = msgspec.json.decode((directory / "golden.json").read_bytes(), type=Golden)
-        holders = [vm.pid for vm in self._vms.values() if vm.pid is not None and vm.state != "stopping"]
+        holders = self._holders()
+        if self._on_hand.has(name):
+            holders.insert(0, os.getpid())
         return Loaded(golden, directory, image, machine, holders)
 
-    async def _choose_mode(self, loaded: Loaded) -> None:
-        """Settle how VMs of this golden get their RAM, by measuring it once for a golden, medium and kernel."""
-        wanted, measured = self._settings.restore_mode, None
-        if wanted == "auto":
-            memory_file = self._cache / "restore-modes.json"
-            what = modes.key(loaded.golden.digest, self._cache)
-            measured = modes.remembered(memory_file, what)
-            if measured is None:
-                try:
-                    costs = {mode: await self._cost(loaded, mode) for mode in modes.MODES}
-                except (RuntimeFailure, OSError) as error:
-                    _log.warning("the restore modes could not be measured: %s", error)
-                else:
-                    measured = modes.Measured(**costs)
-                    await asyncio.to_thread(modes.remember, memory_file, what, measured)
-        loaded.mode = modes.choose(wanted, measured)
-        _log.info(
-            "VMs of %s get their RAM by %s: %s", loaded.golden.digest, loaded.mode.mode, loaded.mode.reason
-        )
-
-    async def _cost(self, loaded: Loaded, mode: modes.Mode) -> modes.Cost:
-        """Restore a few VMs by `mode`, one after the other; the first brings files into memory and does not count."""
-        loaded.mode = modes.Choice(mode=mode, reason="it is being measured")
-        vms: list[QemuVm] = []
-        spans: list[float] = []
-        held: list[int] = []
-        try:
-            for _ in range(_MEASURED + 1):
-                began = time.perf_counter()
-                vm = await self.make_waiting(loaded, None)
-                vms.append(vm)
-                await vm.load()
-                spans.append((time.perf_counter() - began) * 1000)
-                # A file of the VM's own is its alone, also where nothing maps it.
-                held.append(_private_bytes(vm.pid) + (loaded.golden.ram_bytes if mode == "copy" else 0))
-        finally:
-            await asyncio.gather(*(vm.destroy() for vm in vms))
-        return modes.Cost(ms=statistics.median(spans[1:]), mib=statistics.median(held[1:]) / (1 << 20))
+    def _holders(self) -> list[int]:
+        """Processes of VMs, which may hold RAM that need not be loaded again."""
+        return [vm.pid for vm in self._vms.values() if vm.pid is not None and vm.state != "stopping"]
 
     async def _interruptible(self, building: Coroutine[Any, Any, None]) -> None:
         """Run `building` on this thread's loop so that `interrupt` can end it from another."""
@@ -229,24 +207,111 @@ class QemuRuntime:
         for loop, task in list(self._building):
             loop.call_soon_threadsafe(task.cancel)
 
-    async def restore(self, golden: Golden) -> Vm:
-        loaded = self._goldens.get(golden.digest)
+    async def restore(self, source: Golden | Snapshot) -> Vm:
+        if isinstance(source, Snapshot):
+            return await self._restore_snapshot(source)
+        loaded = self._goldens.get(source.digest)
         if loaded is None:
-            raise RuntimeFailure(f"the golden {golden.digest} is not loaded on this node")
-        with self._stock.restoring():
-            vm = self._stock.take_waiting(golden.digest)
-            if vm is None or not await self._loads(vm):
-                place = self._stock.take_place(golden.digest)
-                vm = await self.make_waiting(loaded, place, hurry=True)
-                self._vms[vm.name] = vm
-                try:
-                    await vm.load()
-                    vm.slow_down(loaded.machine)
-                except BaseException:
-                    await asyncio.shield(self.stop(vm))
-                    raise
-        vm.slot.remember(Origin(golden=golden.digest, template=golden.template, size=golden.size))
+            raise RuntimeFailure(f"the golden {source.digest} is not loaded on this node")
+        vm = await self._restore(loaded, source.digest)
+        golden = loaded.golden
+        vm.slot.remember(
+            Origin(golden=golden.digest, template=golden.template, size=golden.size, build=golden.build)
+        )
         return vm
+
+    async def _restore_snapshot(self, snapshot: Snapshot) -> Vm:
+        try:
+            loaded = await self._loading.use(snapshot.name)
+        except OSError as error:
+            raise RuntimeFailure(
+                f"the snapshot {snapshot.name} could not be read: {error.strerror}"
+            ) from error
+        try:
+            if loaded.manifest.snapshot.kind == "full":
+                vm = await self._restore(loaded, loaded.name)
+                vm.slot.inherit(loaded.controls)
+            else:
+                vm = await boot(
+                    self._fence,
+                    self._cache,
+                    loaded,
+                    self._stock.take_place(loaded.golden.digest),
+                    self._settings.qmp_deadline,
+                )
+                self._vms[vm.name] = vm
+        except BaseException:
+            self._loading.done(loaded)
+            raise
+        self._uses[vm.name] = loaded
+        vm.slot.remember(
+            Origin(
+                golden=loaded.golden.digest,
+                template=snapshot.template,
+                size=snapshot.size,
+                build=loaded.golden.build,
+                snapshot=snapshot.name,
+                snapshot_build=loaded.manifest.build,
+            )
+        )
+        return vm
+
+    async def _restore(self, loaded: Source, shelf: str) -> QemuVm:
+        """A paused VM with the state of `loaded`, out of the stock of that name if there is some."""
+        with self._stock.restoring():
+            vm = self._stock.take_waiting(shelf)
+            if vm is not None and await self._loads(vm):
+                return vm
+            # A place has nothing of what will run in it but the sizes, which a snapshot has from its golden.
+            place = self._stock.take_place(shelf) or self._stock.take_place(loaded.golden.digest)
+            vm = await self.make_waiting(loaded, place, hurry=True)
+            self._vms[vm.name] = vm
+            try:
+                await vm.load()
+                vm.slow_down(loaded.machine)
+            except BaseException:
+                await asyncio.shield(self.stop(vm))
+                raise
+        return vm
+
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+        own = self._own(vm)
+        origin = own.slot.origin()
+        if origin is None:
+            raise RuntimeFailure("the VM is not whole yet and cannot be captured")
+        golden = await self._on_hand.below(origin)
+        return await capture.capture(
+            own,
+            self._store,
+            name,
+            await self._loading.ground(origin, golden),
+            with_memory=memory,
+            blank=goldens.blank_overlay(self._cache, golden.machine.size.disk_mib),
+            flatten_deadline=self._settings.boot_deadline,
+        )
+
+    async def snapshots(self) -> list[Snapshot]:
+        return [manifest.snapshot for manifest in await asyncio.to_thread(self._store.all)]
+
+    async def delete_snapshot(self, name: str) -> None:
+        await asyncio.to_thread(self._store.remove, name)
+
+    async def hold(self, snapshot: Snapshot) -> None:
+        loaded = await self._loading.use(snapshot.name)
+        self._held.setdefault(snapshot.name, []).append(loaded)
+        if loaded.manifest.snapshot.kind == "full":
+            self._stock.add(loaded.name, loaded)
+
+    async def let_go(self, snapshot: Snapshot) -> None:
+        held = self._held.get(snapshot.name)
+        if not held:
+            return
+        loaded = held.pop()
+        if loaded not in held:
+            await self._stock.remove(loaded.name)
+        if not held:
+            self._held.pop(snapshot.name, None)
+        self._loading.done(loaded)
 
     async def _loads(self, vm: QemuVm) -> bool:
         """Whether a QEMU from the stock, which may have died in this moment, takes its state; else it is removed."""
@@ -262,7 +327,7 @@ class QemuRuntime:
             raise
         return True
 
-    async def make_waiting(self, golden: Loaded, place: Place | None, *, hurry: bool = False) -> QemuVm:
+    async def make_waiting(self, golden: Source, place: Place | None, *, hurry: bool = False) -> QemuVm:
         """A QEMU in `place`, or in a new one, that waits for the state of `golden`. See `stock.Maker`."""
         state, ram = golden.open_state(), golden.ram
         own_ram = golden.mode.mode == "copy"
@@ -270,7 +335,7 @@ class QemuRuntime:
             if own_ram:
                 try:
                     ram = await in_own_thread(
-                        lambda: memory.copy(golden.ram, f"{golden.golden.digest}-copy"), "copy golden RAM"
+                        lambda: memory.copy(golden.ram, f"{golden.name}-copy"), "copy golden RAM"
                     )
                 except BaseException:
                     if place is not None:
@@ -280,7 +345,7 @@ class QemuRuntime:
                 self._fence,
                 golden.machine,
                 goldens.blank_overlay(self._cache, golden.machine.size.disk_mib),
-                lambda fds: qemu(golden.machine, fds, own_ram=own_ram),
+                lambda fds: qemu(golden.machine, fds, own_ram=own_ram, bare_state=golden.bare_state),
                 ram=ram,
                 backing=golden.backing,
                 state=state,
@@ -293,13 +358,17 @@ class QemuRuntime:
             if ram != golden.ram:
                 os.close(ram)
         try:
+            if golden.qemu and capture.qemu_build(await vm.execute("query-version")) != golden.qemu:
+                raise SnapshotDamaged(
+                    f"the snapshot was saved by QEMU {golden.qemu}, and only that can load it"
+                )
             await vm.prepare_load()
         except BaseException:
             await asyncio.shield(vm.destroy())
             raise
         return vm
 
-    async def make_place(self, golden: Loaded) -> Place:
+    async def make_place(self, golden: Source) -> Place:
         """See `stock.Maker`."""
         fence = self._fence
         blank = goldens.blank_overlay(self._cache, golden.machine.size.disk_mib)
@@ -321,11 +390,21 @@ class QemuRuntime:
         await own.execute("cont")
         own.state = "running"
 
+    async def sync(self, vm: Vm, deadline: float) -> None:
+        own = self._own(vm)
+        await guestclient.sync(own, deadline, own.slot.control)
+
     async def introduce(self, vm: Vm, identity: Identity, deadline: float) -> ClockReading:
         own = self._own(vm)
         reading = await guestclient.introduce(
-            own, identity, deadline, self._spec.config.claims.clock_tolerance_ms, own.slot.control
+            own,
+            identity,
+            deadline,
+            self._spec.config.claims.clock_tolerance_ms,
+            own.slot.control,
+            own.slot.inherited(),
         )
+        own.slot.forget_inherited()
         origin = own.slot.origin()
         if origin is not None and not origin.introduced:
             own.slot.remember(msgspec.structs.replace(origin, introduced=True))
@@ -341,7 +420,7 @@ class QemuRuntime:
 
     def disk_use(self, vm: Vm) -> int:
         try:
-            return (self._own(vm).directory / "overlay.qcow2").stat().st_blocks * 512
+            return disks.own_bytes(self._own(vm).directory)
         except OSError:
             return 0
 
@@ -356,6 +435,8 @@ class QemuRuntime:
         own = self._own(vm)
         await own.destroy()
         self._vms.pop(own.name, None)
+        if (loaded := self._uses.pop(own.name, None)) is not None:
+            self._loading.done(loaded)
 
     def _own(self, vm: Vm) -> QemuVm:
         if not isinstance(vm, QemuVm):
@@ -378,6 +459,9 @@ class QemuRuntime:
             if vm is None:
                 return None
             self._vms[vm.name] = vm
+            if slot.in_pause:
+                with contextlib.suppress(GreenroomError):
+                    await capture.clear(vm)
             return Adopted(vm, origin.template, origin.size, slot.handed_out, origin.introduced)
 
         found = await asyncio.gather(*(one(slot) for slot in slots))
@@ -387,12 +471,13 @@ class QemuRuntime:
         await self._stock.close()
         await asyncio.gather(*(vm.detach() for vm in self._vms.values()))
         self._vms.clear()
+        self._uses.clear()
         self._close_goldens()
 
     def _close_goldens(self) -> None:
-        for loaded in self._goldens.values():
-            loaded.close()
-        self._goldens.clear()
+        self._loading.close()
+        self._held.clear()
+        self._on_hand.close()
 
     async def sweep(self) -> dict[str, int]:
         return await asyncio.to_thread(self._sweep)
@@ -407,6 +492,9 @@ class QemuRuntime:
                 removed[kind] += count
             self._slots.forget(owner, directory)
             removed["directories"] += 1
+        removed["directories"] += self._store.sweep()
+        for manifest in self._store.all():
+            self._on_hand.note_use(manifest.golden, manifest.image)
         return removed
 
     def left(self) -> dict[str, int]:
@@ -418,7 +506,7 @@ class QemuRuntime:
             "processes": sum(len(self._fence.cgroups.pids(f"{cgroup}/{name}")) for name in children),
             "namespaces": len(namespaces.listing(f"gr-{tag}-")),
             "cgroups": len(children),
-            "directories": len(list(self._slots.recorded())),
+            "directories": len(list(self._slots.recorded())) + len(self._store.left()),
         }
 
     def release(self) -> None:
@@ -434,10 +522,3 @@ class QemuRuntime:
         self._close_goldens()
         if not any(self.left().values()):
             await asyncio.to_thread(self.release)
-
-
-def _private_bytes(pid: int | None) -> int:
-    """Bytes that only this process maps (smaps_rollup, proc(5)); anonymous ones, so a mapped file counts elsewhere."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    fields = {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
-    return int(fields["Anonymous"].split()[0]) * 1024

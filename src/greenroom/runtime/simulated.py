@@ -7,17 +7,22 @@ answers inside: `connect` is refused. Everything it makes says `simulated`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import socket
+import time
+from typing import Any, NamedTuple
 
-from greenroom.errors import RuntimeFailure
+from greenroom.errors import BadRequest, RuntimeFailure, UnknownSnapshot
 from greenroom.runtime.engine import (
     Adopted,
+    CaptureResult,
     ClockReading,
     EngineInfo,
     Golden,
     Identity,
     Progress,
+    Snapshot,
     Vm,
     VmInfo,
     quiet,
@@ -26,10 +31,16 @@ from greenroom.wire.messages import Size
 
 
 class SimulatedVm:
-    """A name with a state."""
+    """A name with a state, and two dictionaries where a guest has its memory and its disk: a test writes them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, template: str, size: Size, golden: str) -> None:
         self.name = name
+        self.template = template
+        self.size = size
+        self.golden = golden
+        self.parent = ""
+        self.memory: dict[str, Any] = {}
+        self.disk: dict[str, Any] = {}
         self.ended = asyncio.Event()
         self.state = "paused"
         self.identity: Identity | None = None
@@ -41,15 +52,29 @@ class SimulatedVm:
         return VmInfo(name=self.name, state=self.state, pid=None, uid=None, netns=None)
 
 
+class _Saved(NamedTuple):
+    """What a simulated snapshot holds: copies."""
+
+    snapshot: Snapshot
+    memory: dict[str, Any]
+    disk: dict[str, Any]
+    identity: Identity | None
+
+
 class SimulatedRuntime:
-    """See `engine.Runtime`. Delays are in seconds; `fail_next` makes that many restores fail."""
+    """See `engine.Runtime`. Delays are in seconds; `fail_next` and its like make that many calls fail."""
 
     def __init__(self, restore_delay: float = 0.0, start_delay: float = 0.0) -> None:
         self.restore_delay = restore_delay
         self.start_delay = start_delay
         self.fail_next = 0
         self.fail_introductions = 0
+        self.fail_captures = 0
+        self.capture_delay = 0.0
         self.vms: dict[str, SimulatedVm] = {}
+        self.held: dict[str, int] = {}
+        """How often each snapshot is held."""
+        self.saved: dict[str, _Saved] = {}
         self._numbers = itertools.count(1)
 
     async def describe(self, progress: Progress = quiet) -> EngineInfo:
@@ -61,14 +86,73 @@ class SimulatedRuntime:
     async def snapshot_golden(self, template: str, size: Size, progress: Progress) -> Golden:
         return Golden(digest=f"simulated-{template}-{size.name}", template=template, size=size)
 
-    async def restore(self, golden: Golden) -> Vm:
+    async def restore(self, source: Golden | Snapshot) -> Vm:
+        saved = self._find(source.name) if isinstance(source, Snapshot) else None
         await asyncio.sleep(self.restore_delay)
         if self.fail_next > 0:
             self.fail_next -= 1
             raise RuntimeFailure("a simulated restore failed, as asked for")
-        vm = SimulatedVm(f"simulated-{next(self._numbers)}")
+        name = f"simulated-{next(self._numbers)}"
+        digest = source.golden if isinstance(source, Snapshot) else source.digest
+        vm = SimulatedVm(name, source.template, source.size, digest)
+        if saved is not None:
+            vm.parent = saved.snapshot.name
+            vm.memory, vm.disk, vm.identity = (
+                copy.deepcopy(saved.memory),
+                copy.deepcopy(saved.disk),
+                saved.identity,
+            )
         self.vms[vm.name] = vm
         return vm
+
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+        own = self._own(vm)
+        await asyncio.sleep(self.capture_delay)
+        if self.fail_captures > 0:
+            self.fail_captures -= 1
+            raise RuntimeFailure("a simulated capture failed, as asked for")
+        if name in self.saved:
+            raise BadRequest(f"there is a snapshot named {name} already; delete it or take another name")
+        if own.state not in ("running", "paused"):
+            raise RuntimeFailure(f"a VM whose state is {own.state!r} cannot be captured")
+        snapshot = Snapshot(
+            name=name,
+            kind="full" if memory else "filesystem",
+            template=own.template,
+            size=own.size,
+            golden=own.golden,
+            created_at=time.time(),
+            parent=own.parent,
+        )
+        kept = copy.deepcopy(own.memory) if memory else {}
+        self.saved[name] = _Saved(snapshot, kept, copy.deepcopy(own.disk), own.identity if memory else None)
+        return CaptureResult(snapshot=snapshot, pause_ms=0.0, stages={})
+
+    async def sync(self, vm: Vm, deadline: float) -> None:
+        """Its disk is written at once."""
+        self._own(vm)
+
+    async def snapshots(self) -> list[Snapshot]:
+        return [self.saved[name].snapshot for name in sorted(self.saved)]
+
+    async def delete_snapshot(self, name: str) -> None:
+        self._find(name)
+        del self.saved[name]
+
+    async def hold(self, snapshot: Snapshot) -> None:
+        self._find(snapshot.name)
+        self.held[snapshot.name] = self.held.get(snapshot.name, 0) + 1
+
+    async def let_go(self, snapshot: Snapshot) -> None:
+        left = self.held.pop(snapshot.name, 0) - 1
+        if left > 0:
+            self.held[snapshot.name] = left
+
+    def _find(self, name: str) -> _Saved:
+        saved = self.saved.get(name)
+        if saved is None:
+            raise UnknownSnapshot(f"there is no snapshot {name} on this node")
+        return saved
 
     async def start(self, vm: Vm) -> None:
         await asyncio.sleep(self.start_delay)

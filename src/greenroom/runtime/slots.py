@@ -1,8 +1,9 @@
 """Owner records: what a VM takes of the host, written down *before* any of it exists.
 
 A slot is a directory `<node home>/vms/<n>` with `owner.json`, and later, for a node that comes after this one,
-`control` (the secret that the guest knows its node by), `vm.json` (what the VM was restored from, once it was)
-and `claimed` (from the moment it belongs to a claim). All names follow from the node's tag (a hash of
+`control` (the secret that the guest knows its node by), `inherited` (what a snapshot's guest knows instead),
+`vm.json` (what the VM was restored from, once it was), `claimed` (from the moment it belongs to a claim) and
+`pausing` (while a capture has stopped it). All names follow from the node's tag (a hash of
 its home's real path) and the slot's number, so that the record is enough to find and remove everything, and
 nothing without the tag is ever touched: other people's QEMUs and a second Greenroom on the machine are safe.
 Processes are found through the slot's cgroup, which they are in before they are exec'ed.
@@ -20,7 +21,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     size: Size
     introduced: bool = False
     """It runs and has an identity, as members of a pool that is kept running have."""
+    build: str = ""
+    """Of the golden; empty in a record of an earlier version, when a digest had one build."""
+    snapshot: str = ""
+    """Name of the snapshot that it was restored from, if it was, and which of that name."""
+    snapshot_build: str = ""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -70,6 +76,35 @@ class Slot(msgspec.Struct, frozen=True):
     def control(self) -> str:
         """The secret with which the node introduces this VM's guest, for the VM's whole life."""
         return (self.directory / "control").read_text(encoding="ascii")
+
+    def inherit(self, controls: Sequence[str]) -> None:
+        """The guest comes from a snapshot and knows one of these secrets, until it is introduced."""
+        path = self.directory / ".inherited"
+        path.write_bytes(msgspec.json.encode(list(controls)))
+        path.rename(self.directory / "inherited")
+
+    def inherited(self) -> list[str]:
+        """What `inherit` wrote down and `forget_inherited` has not taken back."""
+        try:
+            return msgspec.json.decode((self.directory / "inherited").read_bytes(), type=list[str])
+        except (OSError, msgspec.DecodeError):
+            return []
+
+    def forget_inherited(self) -> None:
+        """The guest has learnt `control` and knows nothing else any more."""
+        (self.directory / "inherited").unlink(missing_ok=True)
+
+    def begin_pause(self) -> None:
+        """A running VM is stopped for a moment: who finds it so after a crash lets it go on."""
+        (self.directory / "pausing").touch()
+
+    def end_pause(self) -> None:
+        (self.directory / "pausing").unlink(missing_ok=True)
+
+    @property
+    def in_pause(self) -> bool:
+        """A pause was begun and not ended: the VM is one that runs."""
+        return (self.directory / "pausing").exists()
 
     def remember(self, origin: Origin) -> None:
         """Write down what the VM was restored from."""

@@ -90,6 +90,24 @@ class Stock(Generic[W, G]):
             self._loop = spawn(self._run(), "stock")
         self._kick.set()
 
+    async def remove(self, name: str) -> None:
+        """Stock for a golden no more; when this returns nothing uses it."""
+        shelf = self._shelves.pop(name, None)
+        if shelf is None:
+            return
+        while any(shelf.making.values()):
+            await asyncio.wait(self._tasks)
+        await self._clear(shelf)
+
+    async def _clear(self, shelf: _Shelf[W, G]) -> None:
+        waiting, places = list(shelf.waiting), list(shelf.places)
+        shelf.waiting.clear()
+        shelf.places.clear()
+        await asyncio.gather(
+            *(vm.destroy() for vm in waiting),
+            *(self._maker.drop_place(place) for place in places),
+        )
+
     def want(self, wants: Wants) -> None:
         """Hold other amounts from now on."""
         self.wants = wants
@@ -165,10 +183,7 @@ class Stock(Generic[W, G]):
         while self._tasks:
             await asyncio.wait(self._tasks)
         for shelf in self._shelves.values():
-            await asyncio.gather(
-                *(vm.destroy() for vm in shelf.waiting),
-                *(self._maker.drop_place(place) for place in shelf.places),
-            )
+            await self._clear(shelf)
         self._shelves.clear()
 
     async def _run(self) -> None:

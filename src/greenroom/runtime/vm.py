@@ -58,6 +58,9 @@ class QemuVm:
         self._state_fd: int | None = None
         self._client: QMPClient | None = None
         self._destroying: asyncio.Task[None] | None = None
+        self._giving = asyncio.Lock()
+        self.capturing = asyncio.Lock()
+        """Held while the VM is captured: one at a time."""
         self.ended = asyncio.Event()
         self.state = "new"
 
@@ -252,10 +255,32 @@ class QemuVm:
             raise RuntimeFailure(f"QMP {command} failed: {str(error) or type(error).__name__}") from error
 
     async def give(self, name: str, fd: int) -> None:
-        """Hand a descriptor to QEMU under a name. Needs asyncio's own loop: uvloop's sockets cannot pass any."""
-        if self._client is not None:
-            self._client.send_fd_scm(fd)
-        await self.execute("getfd", {"fdname": name})
+        """Hand a descriptor to QEMU under a name."""
+        async with self._giving:
+            self._send(fd)
+            await self.execute("getfd", {"fdname": name})
+
+    async def give_to_set(self, number: int, fd: int) -> None:
+        """Hand a descriptor to QEMU as one of the set `number`, for a file name `/dev/fdset/<number>`."""
+        async with self._giving:
+            self._send(fd)
+            await self.execute("add-fd", {"fdset-id": number})
+
+    def _send(self, fd: int) -> None:
+        """Send a descriptor beside the QMP stream, where the command that follows finds it.
+
+        By a socket of our own over the same connection: the one that uvloop shows cannot pass any.
+        """
+        writer = None if self._client is None else self._client._writer
+        if writer is None:
+            raise RuntimeFailure("the VM has no QMP connection any more")
+        shown = writer.transport.get_extra_info("socket")
+        try:
+            with socket.fromfd(shown.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
+                # White space between two messages of JSON, to carry it.
+                socket.send_fds(own, [b" "], [fd])
+        except OSError as error:
+            raise RuntimeFailure(f"a VM's QEMU takes no descriptor: {error.strerror}") from error
 
     def slow_down(self, machine: Machine) -> None:
         """Give the process the weight of a VM, before a guest runs in it."""

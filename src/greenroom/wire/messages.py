@@ -47,6 +47,16 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     warm: Literal["paused", "running"] = "paused"
 
 
+class Lifespan(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens at a sandbox's time-out: it ends, or is paused. E2B's `autoPause` and `autoResume`."""
+
+    auto_pause: bool = False
+    pause_memory: bool = True
+    """What is in its memory is kept; else its disk alone, and it boots when it is resumed."""
+    auto_resume: bool = False
+    """A request for it resumes it."""
+
+
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a master (and it a node) for one sandbox. `key` makes repeating it safe."""
 
@@ -61,6 +71,9 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the API key's owner; listings are filtered by it."""
     wait: float = 10.0
     """Seconds the claim may stand in a dry pool's queue."""
+    lifespan: Lifespan = Lifespan()
+    snapshot: str = ""
+    """Id of the snapshot to start from, instead of a template's pool; its id names its node."""
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +96,103 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_ms: float | None = None
     """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
     clock_error_ms: float | None = None
+    lifespan: Lifespan = Lifespan()
+    paused_memory: bool | None = None
+    """While it is paused: whether its memory was kept."""
+
+
+class PauseRequest(msgspec.Struct, frozen=True):
+    """Pause a sandbox, with its memory or with its disk alone."""
+
+    memory: bool = True
+
+
+class ResumeRequest(msgspec.Struct, frozen=True):
+    """Let a paused sandbox run for `ttl` seconds, and a running one for at least as long."""
+
+    ttl: float
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The answer to it. `resumed` is False when the sandbox was running."""
+
+    sandbox: Sandbox
+    resumed: bool
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Take a snapshot of a running sandbox, which goes on."""
+
+    name: str = ""
+    memory: bool = True
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that a user took, as its node keeps it."""
+
+    snapshot_id: str
+    name: str
+    owner: str
+    sandbox_id: str
+    template: str
+    size: Size
+    created_at: float
+    memory: bool
+
+
+class SnapshotList(msgspec.Struct, frozen=True):
+    """A node's snapshots."""
+
+    snapshots: list[SnapshotInfo]
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Make sandboxes that go on where a running one stands, one for each of `keys`; it goes on too."""
+
+    keys: list[ClaimKey]
+    ttl: float
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one of them."""
+
+    sandbox: Sandbox | None = None
+    error: str = ""
+
+
+class ForkList(msgspec.Struct, frozen=True):
+    """All of them, in the order of the keys."""
+
+    forks: list[Fork]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """How loaded a guest was at an instant. Memory and disk in bytes, `cpu_used_pct` of all its CPUs together."""
+
+    timestamp: float
+    cpu_count: int
+    cpu_used_pct: float
+    mem_total: int
+    mem_used: int
+    mem_cache: int
+    disk_used: int
+    disk_total: int
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that became of a sandbox."""
+
+    timestamp: float
+    message: str
+    level: Literal["debug", "info", "warn", "error"] = "info"
+    fields: dict[str, str] = {}
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What a node can tell of a sandbox's past, oldest first."""
+
+    samples: list[Sample]
+    entries: list[LogEntry]
 
 
 class TimeoutRequest(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ import msgspec
 
 from greenroom.api.e2b.schemas import micros
 from greenroom.errors import BadRequest
-from greenroom.wire.ids import is_sandbox_id
+from greenroom.wire.ids import is_sandbox_id, is_snapshot_id
 from greenroom.wire.messages import Sandbox
 
 Position = tuple[int, str]
@@ -66,7 +66,7 @@ def parse_query(params: Mapping[str, str], states: Iterable[str], page_limit: in
         newest_first=order == "desc",
         started_after=None if not started_after else parse_instant(started_after),
         template=params.get("template") or None,
-        limit=_parse_limit(params.get("limit"), page_limit),
+        limit=parse_limit(params.get("limit"), page_limit),
         after=None if not token else decode_cursor(token),
     )
 
@@ -119,7 +119,8 @@ def _parse_states(values: Iterable[str]) -> frozenset[State]:
     return frozenset(_STATES[name] for name in names or _STATES)
 
 
-def _parse_limit(text: str | None, page_limit: int) -> int:
+def parse_limit(text: str | None, page_limit: int) -> int:
+    """How many entries a page may have. Raises BadRequest."""
     if text is None or text == "":
         return page_limit
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= page_limit:
@@ -130,6 +131,13 @@ def _parse_limit(text: str | None, page_limit: int) -> int:
 def position_of(sandbox: Sandbox) -> Position:
     """Where a sandbox stands in the order of lists."""
     return (micros(sandbox.started_at), sandbox.sandbox_id)
+
+
+def page_of(positions: list[Position], after: Position | None, limit: int) -> tuple[slice, Position | None]:
+    """Which of `positions` (in falling order) make the page behind `after`, and where it ends if more follow."""
+    first = next((n for n, at in enumerate(positions) if after is None or at < after), len(positions))
+    end = min(first + limit, len(positions))
+    return slice(first, end), positions[end - 1] if end < len(positions) else None
 
 
 def encode_cursor(position: Position) -> str:
@@ -146,7 +154,8 @@ def decode_cursor(token: str) -> Position:
         position = (int(started), sandbox_id)
     except (ValueError, binascii.Error) as error:
         raise BadRequest("nextToken: this is not a token of this list") from error
-    if version != "1" or not is_sandbox_id(sandbox_id) or encode_cursor(position) != token:
+    known = is_sandbox_id(sandbox_id) or is_snapshot_id(sandbox_id)
+    if version != "1" or not known or encode_cursor(position) != token:
         raise BadRequest("nextToken: this is not a token of this list")
     return position
 

@@ -7,6 +7,7 @@ not exist, so ids tell nobody anything.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeVar
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from greenroom.api.e2b.errors import CreateUnknown, NotSupported
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
+from greenroom.api.e2b.observing import Observing
 from greenroom.api.e2b.resources import Handler, unsupported
 from greenroom.api.e2b.schemas import (
     MAX_REFRESH,
@@ -25,20 +27,23 @@ from greenroom.api.e2b.schemas import (
     ConnectBody,
     NewSandbox,
     RefreshBody,
+    SandboxBody,
     TimeoutBody,
     check_create,
     check_timeout,
     detail_body,
+    lifespan_of,
     listed_body,
     sandbox_body,
     template_body,
 )
+from greenroom.api.e2b.suspending import Suspending
 from greenroom.api.nodes import Fleet
 from greenroom.config import ApiConfig, ClaimsConfig
-from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownTemplate
+from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownSnapshot, UnknownTemplate
 from greenroom.wire import logs
-from greenroom.wire.ids import is_sandbox_id
-from greenroom.wire.messages import ClaimRequest, Sandbox, TimeoutRequest
+from greenroom.wire.ids import is_sandbox_id, is_snapshot_id
+from greenroom.wire.messages import ClaimRequest, Sandbox, SnapshotInfo, Template, TimeoutRequest
 from greenroom.wire.serving import json_response, read_body
 
 T = TypeVar("T")
@@ -60,6 +65,8 @@ class Dialect:
         self._api = api
         self._claims = claims
         self._owners: OrderedDict[str, str] = OrderedDict()
+        self._suspending = Suspending(self, fleet, keys, api)
+        self._observing = Observing(self, fleet, keys)
 
     async def create_v1(self, request: Request) -> Response:
         """`POST /sandboxes`: the older contract, with its 15 s default and, unless asked for, no token."""
@@ -73,13 +80,17 @@ class Dialect:
         owner = await self._keys.owner_of(request)
         header = request.headers.get("idempotency-key")
         key = claim_key(owner, header)
-        body = await self._read(request, NewSandbox)
+        body = await self.read(request, NewSandbox)
         check_create(body, self._api)
-        template = await self._fleet.template(body.template_id)
+        source = await self._source(owner, body.template_id)
+        snapshot = source.snapshot_id if isinstance(source, SnapshotInfo) else ""
+        template = source if isinstance(source, Template) else None
         claim = ClaimRequest(
             key=key,
-            template=template.name,
-            size=template.size,
+            template=snapshot if template is None else template.name,
+            size=source.size,
+            snapshot=snapshot,
+            lifespan=lifespan_of(body),
             ttl=float(timeout if body.timeout is None else body.timeout),
             metadata=body.metadata or {},
             env=body.env_vars or {},
@@ -101,9 +112,22 @@ class Dialect:
                 "it is not known whether the sandbox was created; if it was, it ends at its timeout. "
                 "Send an Idempotency-Key to be able to ask again safely"
             ) from error
-        self._remember(sandbox)
+        self.remember(sandbox)
         logs.about(sandbox.sandbox_id)
         return json_response(sandbox_body(sandbox, template, self._domain), 201)
+
+    async def _source(self, owner: str, ref: str) -> Template | SnapshotInfo:
+        """What a create starts from: a template, or a snapshot of this owner by its id or name.
+
+        Raises UnknownTemplate when there is neither.
+        """
+        if not is_snapshot_id(ref):
+            with contextlib.suppress(UnknownTemplate):
+                return await self._fleet.template(ref)
+        try:
+            return await self._fleet.snapshot(owner, ref)
+        except UnknownSnapshot:
+            return await self._fleet.template(ref)
 
     async def list_v1(self, request: Request) -> Response:
         """`GET /sandboxes`: the running ones, all on one page."""
@@ -125,7 +149,7 @@ class Dialect:
             try:
                 name = (await self._fleet.template(query.template)).name
             except UnknownTemplate:
-                name = None
+                name = query.template  # that of a snapshot, or of nothing
         sandboxes, missing = await self._fleet.sandboxes()
         page = cut(select(sandboxes, query, owner, name), query)
         headers = {"X-Total-Running": str(page.running), **_partial(missing)}
@@ -140,54 +164,67 @@ class Dialect:
     async def get(self, request: Request) -> Response:
         """`GET /sandboxes/{id}`."""
         owner = await self._keys.owner_of(request)
-        sandbox = await self._owned(owner, _sandbox_id(request))
+        sandbox = await self.owned(owner, sandbox_id_of(request))
         template = await self._fleet.template_of(sandbox)
         return json_response(detail_body(sandbox, template, self._domain))
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sandboxes/{id}`: 204 when it is gone."""
         owner = await self._keys.owner_of(request)
-        sandbox_id = _sandbox_id(request)
-        await self._check_owner(owner, sandbox_id)
+        sandbox_id = sandbox_id_of(request)
+        await self.check_owner(owner, sandbox_id)
         await self._fleet.delete(sandbox_id)
         return Response(status_code=_NO_CONTENT)
 
     async def timeout(self, request: Request) -> Response:
         """`POST /sandboxes/{id}/timeout`: the end is that many seconds from now; 0 or less ends it."""
         owner = await self._keys.owner_of(request)
-        sandbox_id = _sandbox_id(request)
-        body = await self._read(request, TimeoutBody)
+        sandbox_id = sandbox_id_of(request)
+        body = await self.read(request, TimeoutBody)
         timeout = max(0, body.timeout)
         check_timeout(timeout, 0, self._api.max_timeout)
-        await self._check_owner(owner, sandbox_id)
+        await self.check_owner(owner, sandbox_id)
         await self._fleet.set_timeout(sandbox_id, TimeoutRequest(float(timeout)))
         return Response(status_code=_NO_CONTENT)
 
     async def refresh(self, request: Request) -> Response:
         """`POST /sandboxes/{id}/refreshes`: the sandbox lives at least that long."""
         owner = await self._keys.owner_of(request)
-        sandbox_id = _sandbox_id(request)
-        body = await self._read(request, RefreshBody, RefreshBody())
+        sandbox_id = sandbox_id_of(request)
+        body = await self.read(request, RefreshBody, RefreshBody())
         duration = self._api.default_timeout_v1 if body.duration is None else body.duration
         if not 0 <= duration <= MAX_REFRESH:
             raise BadRequest(f"duration: 0 to {MAX_REFRESH} seconds are allowed")
-        await self._check_owner(owner, sandbox_id)
+        await self.check_owner(owner, sandbox_id)
         await self._fleet.set_timeout(sandbox_id, TimeoutRequest(float(duration), extend_only=True))
         return Response(status_code=_NO_CONTENT)
 
     async def connect(self, request: Request) -> Response:
-        """`POST (/v2)/sandboxes/{id}/connect`: 200, and the end is moved only if that is later."""
+        """`POST (/v2)/sandboxes/{id}/connect`: 200, and the end is moved only if that is later; 201 when the sandbox
+        was paused and runs again."""
         owner = await self._keys.owner_of(request)
-        sandbox_id = _sandbox_id(request)
-        body = await self._read(request, ConnectBody, ConnectBody())
+        sandbox_id = sandbox_id_of(request)
+        body = await self.read(request, ConnectBody, ConnectBody())
         timeout = self._api.default_timeout if body.timeout is None else body.timeout
         check_timeout(timeout, 0, self._api.max_timeout)
-        await self._check_owner(owner, sandbox_id)
-        sandbox = await self._fleet.set_timeout(sandbox_id, TimeoutRequest(float(timeout), extend_only=True))
-        if sandbox.state == "paused":
-            raise NotSupported("resuming a paused sandbox is not supported by this server yet")
-        template = await self._fleet.template_of(sandbox)
-        return json_response(sandbox_body(sandbox, template, self._domain))
+        await self.check_owner(owner, sandbox_id)
+        return await self.resumed(sandbox_id, timeout, body.memory)
+
+    async def resumed(self, sandbox_id: str, timeout: int, memory: bool | None) -> Response:
+        """Let a sandbox run for `timeout` seconds at least, and answer with it."""
+        if memory is False and (await self._fleet.get(sandbox_id)).paused_memory:
+            raise NotSupported(
+                "memory: booting a sandbox anew whose memory was kept is not supported by this server yet"
+            )
+        answer = await self._fleet.resume(sandbox_id, float(timeout))
+        template = await self._fleet.template_of(answer.sandbox)
+        body = sandbox_body(answer.sandbox, template, self._domain)
+        return json_response(body, 201 if answer.resumed else 200)
+
+    async def sandbox_answer(self, sandbox: Sandbox) -> SandboxBody:
+        """E2B's `Sandbox` for one of ours."""
+        self.remember(sandbox)
+        return sandbox_body(sandbox, await self._fleet.template_of(sandbox), self._domain)
 
     async def list_templates(self, request: Request) -> Response:
         """`GET /templates`."""
@@ -200,29 +237,29 @@ class Dialect:
         template = await self._fleet.template(request.path_params["alias"])
         return json_response(AliasBody(template.template_id))
 
-    async def _read(self, request: Request, kind: type[T], empty: T | None = None) -> T:
+    async def read(self, request: Request, kind: type[T], empty: T | None = None) -> T:
         """The body as `kind`; `empty` stands for a body of no bytes where the contract allows that."""
         body = await read_body(request, self._api.max_body)
         if not body.strip() and empty is not None:
             return empty
         return decode(body, kind)
 
-    async def _owned(self, owner: str, sandbox_id: str) -> Sandbox:
+    async def owned(self, owner: str, sandbox_id: str) -> Sandbox:
         sandbox = await self._fleet.get(sandbox_id)
-        self._remember(sandbox)
+        self.remember(sandbox)
         if sandbox.owner != owner:
             raise UnknownSandbox(f"there is no sandbox {sandbox_id!r}")
         return sandbox
 
-    async def _check_owner(self, owner: str, sandbox_id: str) -> None:
+    async def check_owner(self, owner: str, sandbox_id: str) -> None:
         """Raise UnknownSandbox unless the sandbox is the owner's, asking its node only when not known."""
         known = self._owners.get(sandbox_id)
         if known is None:
-            await self._owned(owner, sandbox_id)
+            await self.owned(owner, sandbox_id)
         elif known != owner:
             raise UnknownSandbox(f"there is no sandbox {sandbox_id!r}")
 
-    def _remember(self, sandbox: Sandbox) -> None:
+    def remember(self, sandbox: Sandbox) -> None:
         self._owners[sandbox.sandbox_id] = sandbox.owner
         self._owners.move_to_end(sandbox.sandbox_id)
         if len(self._owners) > OWNERS_REMEMBERED:
@@ -238,6 +275,8 @@ class Dialect:
         }
         for what, method, path in _unsupported():
             table.setdefault(path, {})[method] = unsupported(what, self._keys.owner_of)
+        for path, methods in (*self._suspending.paths().items(), *self._observing.paths().items()):
+            table.setdefault(path, {}).update(methods)
         table |= {
             "/sandboxes/{id}": {"GET": self.get, "DELETE": self.delete},
             "/sandboxes/{id}/timeout": {"POST": self.timeout},
@@ -258,7 +297,7 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise BadRequest("the request body is not valid JSON") from error
 
 
-def _sandbox_id(request: Request) -> str:
+def sandbox_id_of(request: Request) -> str:
     """The id in the path. Clients of the first generation append `-<clientID>` to it."""
     sandbox_id = str(request.path_params["id"]).partition("-")[0]
     if is_sandbox_id(sandbox_id):
@@ -271,15 +310,6 @@ def _partial(missing: list[str]) -> dict[str, str]:
 
 
 _UNSUPPORTED = """
-metrics                 GET         /sandboxes/metrics
-pause                   POST        /sandboxes/{id}/pause
-resume                  POST        /sandboxes/{id}/resume
-fork                    POST        /sandboxes/{id}/fork
-snapshots               POST        /sandboxes/{id}/snapshots
-snapshots               GET         /snapshots
-metrics                 GET         /sandboxes/{id}/metrics
-logs                    GET         /sandboxes/{id}/logs
-logs                    GET         /v2/sandboxes/{id}/logs
 network                 PUT         /sandboxes/{id}/network
 template building       POST        /templates
 template building       POST        /v2/templates
@@ -289,7 +319,6 @@ default templates       GET         /default-templates
 template tags           POST,DELETE /templates/tags
 template details        GET         /templates/{id}
 template building       POST        /templates/{id}
-deleting templates      DELETE      /templates/{id}
 changing templates      PATCH       /templates/{id}
 changing templates      PATCH       /v2/templates/{id}
 template building       GET         /templates/{id}/files/{hash}

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from greenroom.api.e2b.errors import ErrorBody
 from greenroom.config import ApiConfig
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import Sandbox, Template
+from greenroom.wire.messages import Lifespan, LogEntry, Sample, Sandbox, SnapshotInfo, Template
 
 ENVD_VERSION = "0.6.13"
 """Version of E2B's in-guest daemon whose protocol our agent speaks. SDKs switch features off below 0.6.4."""
@@ -85,6 +86,43 @@ class ConnectBody(msgspec.Struct, frozen=True):
     memory: bool | None = None
 
 
+class PauseBody(msgspec.Struct, frozen=True, rename="camel"):
+    """The body of `/pause`. Without `memory` the disk alone is kept. A guest that does not answer is paused all the
+    same, unless `require_healthy_guest` says not to."""
+
+    memory: bool | None = None
+    require_healthy_guest: bool | None = None
+
+
+class ResumeBody(msgspec.Struct, frozen=True, rename="camel"):
+    """The body of the older `/resume`."""
+
+    timeout: int | None = None
+    auto_pause: bool | None = None
+    memory: bool | None = None
+
+
+class ForkBody(msgspec.Struct, frozen=True):
+    """The body of `/fork`: so many sandboxes, each for so many seconds."""
+
+    timeout: int | None = None
+    count: int | None = None
+
+
+class SnapshotBody(msgspec.Struct, frozen=True):
+    """The body of `/snapshots`."""
+
+    name: str | None = None
+    memory: bool | None = None
+
+
+class SnapshotAnswer(msgspec.Struct, frozen=True):
+    """E2B's `SnapshotInfo`."""
+
+    snapshot_id: str = msgspec.field(name="snapshotID")
+    names: list[str]
+
+
 class RefreshBody(msgspec.Struct, frozen=True):
     """The body of `/refreshes`: the sandbox lives at least this many seconds from now."""
 
@@ -102,6 +140,13 @@ class SandboxBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     envd_access_token: str | msgspec.UnsetType = msgspec.UNSET
     traffic_access_token: str | None = None
     domain: str | None = None
+
+
+class ForkEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one fork."""
+
+    sandbox: SandboxBody | None = None
+    error: ErrorBody | None = None
 
 
 class ListedBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -135,6 +180,30 @@ class DetailBody(ListedBody, frozen=True, kw_only=True, rename="camel"):
     domain: str | None = None
     allow_internet_access: bool = False
     lifecycle: Lifecycle = Lifecycle()
+    pause_mode: Literal["full", "filesystem"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class MetricBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """E2B's `SandboxMetric`: bytes, and percent of all CPUs together."""
+
+    timestamp: str
+    timestamp_unix: int
+    cpu_count: int
+    cpu_used_pct: float
+    mem_used: int
+    mem_total: int
+    mem_cache: int
+    disk_used: int
+    disk_total: int
+
+
+class LogBody(msgspec.Struct, frozen=True):
+    """E2B's `SandboxLogEntry`."""
+
+    timestamp: str
+    message: str
+    level: str
+    fields: dict[str, str]
 
 
 class TemplateBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -174,6 +243,12 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
     for field, problem in _REFUSED.items():
         if problem(body):
             raise BadRequest(f"{field} is not supported by this server yet")
+    if body.auto_pause_memory is False and not body.auto_pause:
+        raise BadRequest("autoPauseMemory: false is only of use with autoPause")
+    if body.auto_pause_memory is False and body.auto_resume is not None and body.auto_resume.enabled:
+        raise BadRequest(
+            "autoPauseMemory: false cannot be had with autoResume: a request cannot wait for a boot"
+        )
     check_pairs("metadata", body.metadata or {}, config.max_metadata, MAX_METADATA_KEY, MAX_METADATA_VALUE)
     check_pairs("envVars", body.env_vars or {}, config.max_metadata, MAX_ENV_KEY, MAX_ENV_VALUE)
     for name in body.env_vars or {}:
@@ -182,9 +257,6 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
 
 
 _REFUSED: dict[str, Callable[[NewSandbox], bool]] = {
-    "autoPause": lambda body: body.auto_pause is True,
-    "autoPauseMemory": lambda body: body.auto_pause_memory is False,
-    "autoResume": lambda body: body.auto_resume is not None and body.auto_resume.enabled,
     "volumeMounts": lambda body: bool(body.volume_mounts),
     "iam": lambda body: bool(body.iam),
     # Guests reach no network, so `denyOut` is kept already; all that would open or change a way out is not.
@@ -273,7 +345,48 @@ def detail_body(sandbox: Sandbox, template: Template | None, domain: str) -> Det
         **msgspec.structs.asdict(listed_body(sandbox, template)),
         envd_access_token=sandbox.token or msgspec.UNSET,
         domain=domain or None,
+        lifecycle=Lifecycle(
+            auto_resume=sandbox.lifespan.auto_resume,
+            on_timeout="pause" if sandbox.lifespan.auto_pause else "kill",
+        ),
+        pause_mode=msgspec.UNSET
+        if sandbox.paused_memory is None
+        else ("full" if sandbox.paused_memory else "filesystem"),
     )
+
+
+def lifespan_of(body: NewSandbox) -> Lifespan:
+    """What a create says about the sandbox's time-out."""
+    return Lifespan(
+        auto_pause=bool(body.auto_pause),
+        pause_memory=body.auto_pause_memory is not False,
+        auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
+    )
+
+
+def snapshot_answer(snapshot: SnapshotInfo) -> SnapshotAnswer:
+    """E2B's answer for a snapshot."""
+    return SnapshotAnswer(snapshot.snapshot_id, [snapshot.name] if snapshot.name else [])
+
+
+def metric_body(sample: Sample) -> MetricBody:
+    """E2B's answer for one sample."""
+    return MetricBody(
+        timestamp=timestamp(sample.timestamp),
+        timestamp_unix=int(sample.timestamp),
+        cpu_count=sample.cpu_count,
+        cpu_used_pct=sample.cpu_used_pct,
+        mem_used=sample.mem_used,
+        mem_total=sample.mem_total,
+        mem_cache=sample.mem_cache,
+        disk_used=sample.disk_used,
+        disk_total=sample.disk_total,
+    )
+
+
+def log_body(entry: LogEntry) -> LogBody:
+    """E2B's answer for one line of a log."""
+    return LogBody(timestamp(entry.timestamp), entry.message, entry.level, entry.fields)
 
 
 def template_body(template: Template) -> TemplateBody:

@@ -1,0 +1,227 @@
+"""Pausing a sandbox to disk and bringing it back; waking one for a request.
+
+A pause is: stop the CPUs, save memory, devices and disk as a snapshot that is on disk for good, write that down, stop
+the VM. The journal turns the switch: until it says `paused` the VM counts, from then on the snapshot does, and
+whichever does not count is removed, at once or by the next run. A resume goes the other way. So a sandbox is never
+in both states or in none, wherever the node dies.
+
+A paused sandbox has no process, no memory and no time-out, keeps its id, token, metadata and variables, and its
+guest gets fresh entropy and the right time before anybody is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Awaitable
+
+import msgspec
+
+from greenroom.errors import AlreadyPaused, GreenroomError, UnknownSnapshot
+from greenroom.node import lifecycle
+from greenroom.node import metrics as counted
+from greenroom.node.journal import Inner
+from greenroom.node.residents import Live, Residents, unknown
+from greenroom.runtime.engine import Identity, Snapshot
+from greenroom.wire.messages import Resumed, Sandbox
+from greenroom.wire.tasks import spawn
+
+_log = logging.getLogger(__name__)
+ASLEEP = "asleep-"
+"""Prefix of the names of snapshots that are paused sandboxes."""
+LEAST_WOKEN = 300.0
+"""Seconds that a sandbox woken by a request runs at least; else as long as it was made for (E2B's rule)."""
+SYNC_DEADLINE = 20.0
+"""Seconds that a guest gets to write its file systems out before its disk alone is saved."""
+
+
+def identity_of(sandbox: Sandbox, inner: Inner) -> Identity:
+    """All that makes a guest this sandbox, with entropy that it has never had."""
+    return Identity(
+        entropy=secrets.token_bytes(64),
+        machine_id=inner.machine_id or None,
+        hostname=sandbox.sandbox_id,
+        sandbox_id=sandbox.sandbox_id,
+        template_id=sandbox.template,
+        env=dict(inner.env),
+        token=sandbox.token,
+    )
+
+
+class Suspending(Residents):
+    """Residents that can be paused and resumed."""
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
+        """Pause a sandbox. Raises AlreadyPaused, UnknownSandbox, or RuntimeFailure when it could not be and runs on."""
+        live = self.known(sandbox_id)
+        match await self.settled(live, lifecycle.Pause(memory)):
+            case lifecycle.BeginPause():
+                await self._worked(live)
+                return live.sandbox
+            case lifecycle.Unchanged():
+                raise AlreadyPaused(f"sandbox {sandbox_id} is paused already")
+        raise unknown(sandbox_id)
+
+    async def resume(self, sandbox_id: str, ttl: float) -> Resumed:
+        """Let a paused sandbox run for `ttl` seconds; one that runs is given at least as long.
+
+        Raises UnknownSandbox, or why it could not be resumed; it stays paused then.
+        """
+        live = self.known(sandbox_id)
+        match await self.settled(live, lifecycle.Resume(ttl)):
+            case lifecycle.BeginResume():
+                await self._worked(live)
+                return Resumed(live.sandbox, resumed=True)
+            case lifecycle.Unchanged():
+                await self._change(sandbox_id, lifecycle.Renew(ttl, extend_only=True))
+                return Resumed(live.sandbox, resumed=False)
+        raise unknown(sandbox_id)
+
+    async def wake(self, live: Live) -> None:
+        while live.life.phase != "running":
+            if not live.reachable:
+                raise unknown(live.sandbox_id)
+            ttl = max(live.inner.ttl, LEAST_WOKEN)
+            if not isinstance(await self.settled(live, lifecycle.Resume(ttl)), lifecycle.Unchanged):
+                await self._worked(live)
+
+    async def _worked(self, live: Live) -> None:
+        """Wait for a pause or resume that was begun. Raises what it failed with, UnknownSandbox when it was ended."""
+        work = live.work
+        if work is None:
+            raise unknown(live.sandbox_id)
+        await asyncio.wait({work})
+        if work.cancelled() or live.ending:
+            raise unknown(live.sandbox_id)
+        if (error := work.result()) is not None:
+            raise error
+
+    def begin_pause(self, live: Live, memory: bool) -> None:
+        live.work = spawn(self._pause(live, memory), f"pause {live.sandbox_id}")
+
+    def begin_resume(self, live: Live, ttl: float) -> None:
+        live.work = spawn(self._resume(live, ttl), f"resume {live.sandbox_id}")
+
+    async def _pause(self, live: Live, memory: bool) -> GreenroomError | None:
+        begun = time.perf_counter()
+        vm = live.vm
+        assert vm is not None  # noqa: S101
+        with contextlib.suppress(OSError):
+            await self.cut(live.sandbox_id)
+        snapshot: Snapshot | None = None
+        try:
+            async with live.capturing:
+                if not memory:
+                    await self.sync(live)
+                await self._runtime.pause(vm)
+                name = f"{ASLEEP}{live.sandbox_id}-{secrets.token_hex(4)}"
+                snapshot = (await self._runtime.capture(vm, name, memory=memory)).snapshot
+            sandbox = msgspec.structs.replace(live.sandbox, state="paused", paused_memory=memory)
+            inner = msgspec.structs.replace(live.inner, asleep=snapshot)
+            self._journal.settle(live.key, sandbox, inner, None, self._now())
+        except BaseException as error:
+            if snapshot is not None:
+                await asyncio.shield(self._forget(snapshot))
+            if not isinstance(error, GreenroomError):
+                raise
+            _log.warning("%s could not be paused: %s", live.sandbox_id, error.message)
+            live.history.note(self._clock.now(), f"it could not be paused: {error.message}", "error")
+            counted.PAUSES.labels("failed").inc()
+            if not live.ending:
+                await self._go_on(live)
+                self.turn(live, lifecycle.PauseFailed())
+            return error
+        live.sandbox, live.inner, live.vm = sandbox, inner, None
+        self.turn(live, lifecycle.Paused())
+        counted.PAUSES.labels("ok").inc()
+        live.history.note(self._clock.now(), "it was paused", kept="memory and disk" if memory else "disk")
+        counted.PAUSE_SECONDS.observe(time.perf_counter() - begun)
+        _log.info("paused %s, %s its memory", live.sandbox_id, "with" if memory else "without")
+        await asyncio.shield(self._runtime.stop(vm))
+        return None
+
+    async def sync(self, live: Live) -> None:
+        """Have the guest write its file systems out. One that does not answer is saved as its disk is."""
+        if live.vm is None:
+            return
+        try:
+            await self._runtime.sync(live.vm, SYNC_DEADLINE)
+        except GreenroomError as error:
+            _log.warning(
+                "the guest of %s did not sync before its disk is saved: %s", live.sandbox_id, error.message
+            )
+
+    async def _resume(self, live: Live, ttl: float) -> GreenroomError | None:
+        begun = time.perf_counter()
+        try:
+            snapshot = live.inner.asleep
+            if snapshot is None:
+                raise UnknownSnapshot(f"there is nothing that {live.sandbox_id} could be resumed from")
+            vm = await self._runtime.restore(snapshot)
+            try:
+                await self._runtime.hand_out(vm)
+                async with self._handovers:
+                    await self._runtime.start(vm)
+                    await self._runtime.introduce(
+                        vm, identity_of(live.sandbox, live.inner), self.deadline_for(snapshot)
+                    )
+                now = self._now()
+                sandbox = msgspec.structs.replace(
+                    live.sandbox, state="running", ends_at=now + ttl, paused_memory=None
+                )
+                inner = msgspec.structs.replace(live.inner, asleep=None, ttl=ttl)
+                self._journal.settle(live.key, sandbox, inner, vm.name, now)
+            except BaseException:
+                await asyncio.shield(self._runtime.stop(vm))
+                raise
+        except GreenroomError as error:
+            _log.warning("%s could not be resumed: %s", live.sandbox_id, error.message)
+            live.history.note(self._clock.now(), f"it could not be resumed: {error.message}", "error")
+            counted.RESUMES.labels("failed").inc()
+            if not live.ending:
+                self.turn(live, lifecycle.ResumeFailed())
+            return error
+        live.sandbox, live.inner, live.vm = sandbox, inner, vm
+        self.turn(live, lifecycle.Resumed(ttl))
+        self._watch(live)
+        counted.RESUMES.labels("ok").inc()
+        live.history.note(self._clock.now(), "it was resumed", seconds=f"{ttl:.0f}")
+        counted.RESUME_SECONDS.observe(time.perf_counter() - begun)
+        _log.info("resumed %s on %s", live.sandbox_id, vm.name)
+        await asyncio.shield(self._forget(snapshot))
+        return None
+
+    def deadline_for(self, snapshot: Snapshot) -> float:
+        """Seconds that a guest gets to take its identity: one without memory boots first."""
+        extra = 0.0 if snapshot.kind == "full" else self._config.vm.boot_deadline
+        return self._config.claims.handover_deadline + extra
+
+    async def _forget(self, snapshot: Snapshot) -> None:
+        try:
+            await self._runtime.delete_snapshot(snapshot.name)
+        except UnknownSnapshot:
+            pass
+        except GreenroomError as error:
+            _log.warning(
+                "the snapshot %s is left for the next start to remove: %s", snapshot.name, error.message
+            )
+
+    def discard(self, live: Live) -> Awaitable[None]:
+        return self._nothing() if live.inner.asleep is None else self._forget(live.inner.asleep)
+
+    async def _nothing(self) -> None:
+        """A sandbox that runs keeps nothing."""
+
+    async def tidy(self) -> int:
+        """Remove snapshots that a dead node left and nothing needs; call once, after `adopt`. Returns how many."""
+        wanted = {live.inner.asleep.name for live in self._live.values() if live.inner.asleep is not None}
+        wanted |= set(self._journal.snapshots())
+        removed = 0
+        for snapshot in await self._runtime.snapshots():
+            if snapshot.name not in wanted:
+                await self._forget(snapshot)
+                removed += 1
+        return removed

@@ -1,0 +1,364 @@
+"""Pausing, resuming, waking, snapshots and forks on the simulated engine: what counts when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from greenroom.config import Config
+from greenroom.errors import (
+    AlreadyPaused,
+    BadRequest,
+    RuntimeFailure,
+    UnknownSandbox,
+    UnknownSnapshot,
+)
+from greenroom.node.branching import Branching
+from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.keeper import Keeper
+from greenroom.node.warmer import Warmer
+from greenroom.runtime.engine import Adopted
+from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.wire.messages import (
+    ClaimRequest,
+    ForkRequest,
+    Lifespan,
+    Sandbox,
+    SnapshotRequest,
+    TimeoutRequest,
+)
+from greenroom.wire.tasks import spawn
+from tests.support.waiting import until
+
+Ask = Callable[..., ClaimRequest]
+WAKES = Lifespan(auto_pause=True, auto_resume=True)
+
+
+async def claimed(keeper: Keeper, request: ClaimRequest) -> Sandbox:
+    """Claim and confirm, as the api does."""
+    return await keeper.confirm((await keeper.claim(request)).sandbox_id)
+
+
+@pytest.fixture
+def branching(keeper: Keeper, runtime: SimulatedRuntime) -> Branching:
+    return Branching(keeper, runtime, keeper._journal)
+
+
+async def test_a_paused_sandbox_has_no_vm_and_comes_back_as_itself(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(env={"A": "1"}, metadata={"m": "1"}))
+    (before,) = runtime.vms.values()
+    assert before.identity is not None
+    paused = await keeper.pause(made.sandbox_id)
+    assert (paused.state, paused.paused_memory) == ("paused", True)
+    assert not runtime.vms
+    assert keeper.list() == [paused]
+    assert keeper.lookup(made.sandbox_id) is None
+    with pytest.raises(AlreadyPaused):
+        await keeper.pause(made.sandbox_id)
+    with pytest.raises(UnknownSandbox):
+        await keeper.set_timeout(made.sandbox_id, TimeoutRequest(900))
+    answer = await keeper.resume(made.sandbox_id, 600.0)
+    assert answer.resumed
+    (after,) = runtime.vms.values()
+    assert after.identity is not None
+    for field in ("machine_id", "hostname", "sandbox_id", "env", "token"):
+        assert getattr(after.identity, field) == getattr(before.identity, field)
+    assert after.identity.entropy != before.identity.entropy
+    assert (answer.sandbox.token, answer.sandbox.metadata) == (made.token, made.metadata)
+    assert answer.sandbox.ends_at > made.ends_at
+    assert not runtime.saved
+    again = await keeper.resume(made.sandbox_id, 1.0)
+    assert not again.resumed
+    assert again.sandbox.ends_at == answer.sandbox.ends_at
+
+
+async def test_a_paused_sandbox_is_ended_without_a_resume(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    await keeper.pause(made.sandbox_id)
+    await keeper.release(made.sandbox_id)
+    assert len(keeper) == 0
+    assert not runtime.saved
+    with pytest.raises(UnknownSandbox):
+        await keeper.resume(made.sandbox_id, 60.0)
+
+
+async def test_a_pause_that_fails_leaves_it_running(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    runtime.fail_captures = 1
+    with pytest.raises(RuntimeFailure):
+        await keeper.pause(made.sandbox_id)
+    (vm,) = runtime.vms.values()
+    assert vm.state == "running"
+    assert keeper.get(made.sandbox_id) == made
+    assert (await keeper.pause(made.sandbox_id)).state == "paused"
+
+
+async def test_a_pause_that_cannot_be_written_down_leaves_it_running_and_nothing_on_disk(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await claimed(keeper, ask())
+
+    def full(*_arguments: object) -> None:
+        raise JournalUnavailable("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper._journal, "settle", full)
+        with pytest.raises(JournalUnavailable):
+            await keeper.pause(made.sandbox_id)
+    assert not runtime.saved
+    (vm,) = runtime.vms.values()
+    assert vm.state == "running"
+    await keeper.pause(made.sandbox_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper._journal, "settle", full)
+        with pytest.raises(JournalUnavailable):
+            await keeper.resume(made.sandbox_id, 60.0)
+    assert not runtime.vms
+    assert len(runtime.saved) == 1
+    assert (await keeper.resume(made.sandbox_id, 60.0)).resumed
+
+
+async def test_a_resume_that_fails_leaves_it_paused(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    await keeper.pause(made.sandbox_id)
+    runtime.fail_next = 1
+    with pytest.raises(RuntimeFailure):
+        await keeper.resume(made.sandbox_id, 60.0)
+    runtime.fail_introductions = 1
+    with pytest.raises(RuntimeFailure):
+        await keeper.resume(made.sandbox_id, 60.0)
+    assert not runtime.vms
+    assert keeper.get(made.sandbox_id).state == "paused"
+    assert (await keeper.resume(made.sandbox_id, 60.0)).resumed
+
+
+async def test_at_its_time_out_it_is_paused_and_a_request_wakes_it(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(lifespan=WAKES, ttl=300.0))
+    await keeper.set_timeout(made.sandbox_id, TimeoutRequest(0.01))
+    await until(lambda: keeper.get(made.sandbox_id).state == "paused")
+    live = keeper.lookup(made.sandbox_id)
+    assert live is not None
+    await asyncio.gather(*(live.ready() for _ in range(5)))
+    assert len(runtime.vms) == 1
+    woken = keeper.get(made.sandbox_id)
+    assert woken.state == "running"
+    assert woken.ends_at - keeper._clock.now() == pytest.approx(300, abs=60)
+    await live.ready()
+
+
+async def test_a_request_that_comes_while_it_is_being_paused_waits_and_wakes_it(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(lifespan=WAKES))
+    runtime.capture_delay = 0.05
+    pausing = spawn(keeper.pause(made.sandbox_id), "pause")
+    live = keeper._live[made.sandbox_id]
+    await until(lambda: live.life.phase == "pausing")
+    found = keeper.lookup(made.sandbox_id)
+    assert found is live
+    await found.ready()
+    await pausing
+    assert keeper.get(made.sandbox_id).state == "running"
+
+
+async def test_a_request_that_cannot_be_served_learns_why(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(lifespan=WAKES))
+    await keeper.pause(made.sandbox_id)
+    live = keeper.lookup(made.sandbox_id)
+    assert live is not None
+    runtime.fail_next = 1
+    with pytest.raises(RuntimeFailure):
+        await live.ready()
+    await keeper.release(made.sandbox_id)
+    with pytest.raises(UnknownSandbox):
+        await live.ready()
+
+
+async def test_a_resume_during_a_pause_follows_it_and_a_second_pause_is_refused(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    runtime.capture_delay = 0.05
+    first = spawn(keeper.pause(made.sandbox_id), "pause")
+    await until(lambda: keeper._live[made.sandbox_id].life.phase == "pausing")
+    with pytest.raises(AlreadyPaused):
+        await keeper.pause(made.sandbox_id)
+    assert (await first).state == "paused"
+    runtime.capture_delay = 0.0
+    both = await asyncio.gather(keeper.resume(made.sandbox_id, 60.0), keeper.resume(made.sandbox_id, 90.0))
+    assert sorted(answer.resumed for answer in both) == [False, True]
+    assert len(runtime.vms) == 1
+
+
+@pytest.mark.parametrize("step", ["capture", "resume"])
+async def test_ending_it_meanwhile_leaves_nothing(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask, step: str
+) -> None:
+    made = await claimed(keeper, ask())
+    if step == "resume":
+        await keeper.pause(made.sandbox_id)
+        runtime.start_delay = 30.0
+        working = spawn(keeper.resume(made.sandbox_id, 60.0), "resume")
+        await until(lambda: bool(runtime.vms))
+    else:
+        runtime.capture_delay = 30.0
+        working = spawn(keeper.pause(made.sandbox_id), "pause")
+        await until(lambda: keeper._live[made.sandbox_id].life.phase == "pausing")
+    await keeper.release(made.sandbox_id)
+    with pytest.raises(UnknownSandbox):
+        await working
+    assert not runtime.vms
+    assert not runtime.saved
+    assert len(keeper) == 0
+
+
+async def test_a_vm_that_dies_while_it_is_saved_ends_the_sandbox(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    (vm,) = runtime.vms.values()
+    runtime.capture_delay = 0.05
+    pausing = spawn(keeper.pause(made.sandbox_id), "pause")
+    await until(lambda: keeper._live[made.sandbox_id].life.phase == "pausing")
+    vm.ended.set()
+    with pytest.raises(UnknownSandbox):
+        await pausing
+    await until(lambda: len(keeper) == 0)
+    assert not runtime.saved
+
+
+async def test_a_paused_sandbox_outlives_the_node(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+
+    def keeper() -> Keeper:
+        return Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config)
+
+    async with keeper() as first:
+        made = await claimed(first, ask("paused", ttl=0.5))
+        paused = await first.pause(made.sandbox_id)
+        running = await claimed(first, ask("running"))
+        live = first._live[running.sandbox_id]
+        assert live.vm is not None
+        await runtime.pause(live.vm)  # as if the node had died in the middle of a pause
+        stray = await runtime.capture(live.vm, "asleep-stray")
+        vm = live.vm
+        first.leave_running()
+    async with keeper() as second:
+        found = [Adopted(vm, "base", running.size, claimed=True, introduced=True)]
+        assert second.adopt(found) == []
+        assert await second.tidy() == 1
+        assert stray.snapshot.name not in runtime.saved
+        assert second.get(made.sandbox_id) == paused
+        await until(lambda: vm.describe().state == "running")
+        assert (await second.resume(made.sandbox_id, 60.0)).sandbox.state == "running"
+    journal.close()
+
+
+async def test_stopping_the_node_leaves_paused_sandboxes(
+    runtime: SimulatedRuntime, warmer: Warmer, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as first:
+        made = await claimed(first, ask())
+        await first.pause(made.sandbox_id)
+    async with Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=config) as second:
+        second.adopt([])
+        assert second.get(made.sandbox_id).state == "paused"
+    journal.close()
+
+
+async def test_a_snapshot_is_kept_listed_used_and_deleted(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(owner="o"))
+    taken = await branching.take(made.sandbox_id, SnapshotRequest(name="mine"))
+    assert (taken.owner, taken.name, taken.sandbox_id) == ("o", "mine", made.sandbox_id)
+    assert keeper.get(made.sandbox_id).state == "running"
+    assert branching.list() == [taken] == Branching(keeper, runtime, keeper._journal).list()
+
+    request = ask("from it", snapshot=taken.snapshot_id, template=taken.snapshot_id, secure=False)
+    child = await keeper.claim(request, lambda: branching.snapshot_of(taken.snapshot_id))
+    assert child.token not in (None, made.token)
+    await branching.delete(taken.snapshot_id)
+    assert branching.list() == []
+    assert await keeper.claim(request, lambda: branching.snapshot_of(taken.snapshot_id)) == child
+    with pytest.raises(UnknownSnapshot):
+        await branching.delete(taken.snapshot_id)
+    with pytest.raises(UnknownSnapshot):
+        await keeper.claim(ask("late"), lambda: branching.snapshot_of(taken.snapshot_id))
+    assert await keeper.tidy() == 0
+
+
+async def test_forks_are_others_and_nothing_is_left_of_the_way(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(metadata={"m": "1"}, env={"A": "1"}))
+    answer = await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b", "c"], ttl=60.0))
+    forks = [fork.sandbox for fork in answer.forks if fork.sandbox is not None]
+    assert len({fork.sandbox_id for fork in forks} | {made.sandbox_id}) == 4
+    assert len({fork.token for fork in forks} | {made.token}) == 4
+    assert all(fork.metadata == made.metadata and fork.confirm_by is not None for fork in forks)
+    assert not runtime.saved
+    assert await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b", "c"], ttl=60.0)) == answer
+
+
+async def test_one_fork_that_fails_stands_beside_those_that_did_not(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    runtime.fail_next = 1
+    answer = await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b"], ttl=60.0))
+    assert sorted(bool(fork.error) for fork in answer.forks) == [False, True]
+    assert sorted(fork.sandbox is None for fork in answer.forks) == [False, True]
+    assert not runtime.saved
+
+
+@pytest.mark.parametrize("keys", [[], ["a", "a"], [f"k{n}" for n in range(21)]])
+async def test_a_number_of_forks_that_cannot_be(
+    keeper: Keeper, branching: Branching, ask: Ask, keys: list[str]
+) -> None:
+    made = await claimed(keeper, ask())
+    with pytest.raises(BadRequest):
+        await branching.fork(made.sandbox_id, ForkRequest(keys=keys, ttl=60.0))
+
+
+async def test_a_paused_sandbox_is_neither_saved_nor_forked(
+    keeper: Keeper, branching: Branching, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    await keeper.pause(made.sandbox_id)
+    with pytest.raises(BadRequest, match="resume it first"):
+        await branching.take(made.sandbox_id, SnapshotRequest())
+    with pytest.raises(BadRequest, match="resume it first"):
+        await branching.fork(made.sandbox_id, ForkRequest(keys=["a"], ttl=60.0))
+    with pytest.raises(UnknownSandbox):
+        await branching.take("iabcd" + "0" * 15, SnapshotRequest())
+
+
+async def test_a_pause_waits_for_a_snapshot_that_is_being_taken(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    runtime.capture_delay = 0.02
+    taken, paused = await asyncio.gather(
+        branching.take(made.sandbox_id, SnapshotRequest()), keeper.pause(made.sandbox_id)
+    )
+    assert paused.state == "paused"
+    assert set(runtime.saved) > {taken.snapshot_id}
