@@ -76,7 +76,7 @@ def run_tests(
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as record:
         done = subprocess.run(
-            [str(python), "-m", "pytest", "-q", "-p", "recorder", "-p", "no:cacheprovider", *arguments, *FOLDERS],
+            [str(python), "-m", "pytest", "-q", "-p", "recorder", "-p", "no:cacheprovider", "--tb=native", *arguments, *FOLDERS],
             cwd=tree,
             env={
                 **inherited,
