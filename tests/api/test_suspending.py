@@ -225,3 +225,17 @@ def test_wishes_that_contradict_each_other(opts: dict[str, str], fields: dict[st
     answer = call(opts, "POST", "/v2/sandboxes", {"templateID": "base", **fields})
     assert answer.status_code == 400
     assert "autoPauseMemory" in answer.json()["message"]
+
+
+def test_a_rollback_to_an_own_snapshot(opts: dict[str, str]) -> None:
+    box, other = Sandbox.create(**opts), Sandbox.create(**opts)
+    taken = box.create_snapshot(name="point")
+    path = f"/sandboxes/{box.sandbox_id}/rollback"
+    for ref in (taken.snapshot_id, "point"):
+        answer = call(opts, "POST", path, {"snapshotID": ref})
+        assert (answer.status_code, answer.json()["sandboxID"]) == (200, box.sandbox_id)
+        assert answer.json()["envdAccessToken"] == box._envd_access_token
+    refused = call(opts, "POST", f"/sandboxes/{other.sandbox_id}/rollback", {"snapshotID": taken.snapshot_id})
+    assert refused.status_code == 400
+    assert call(opts, "POST", path, {"snapshotID": "s" + "y" * 19}).status_code == 404
+    assert call(opts, "POST", path, {}).status_code == 400

@@ -25,7 +25,7 @@ class Engine:
         self.cold_fails = False
 
     async def paused(self) -> SimulatedVm:
-        self.made.append(SimulatedVm(f"vm-{len(self.made)}"))
+        self.made.append(SimulatedVm(f"vm-{len(self.made)}", "base", SIZE, "golden"))
         return self.made[-1]
 
     async def stop(self, vm: SimulatedVm) -> None:
@@ -97,7 +97,7 @@ async def test_a_vm_that_dies_is_a_row_and_is_cleared_away() -> None:
             raise ConnectionResetError("gone")
 
     async def paused() -> SimulatedVm:
-        engine.made.append(Dead("vm-dead"))
+        engine.made.append(Dead("vm-dead", "base", SIZE, "golden"))
         return engine.made[-1]
 
     engine.paused = paused  # type: ignore[method-assign]

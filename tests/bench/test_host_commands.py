@@ -48,7 +48,12 @@ class Command:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
-        output, errors = process.communicate(timeout=DEADLINE)
+        try:
+            output, errors = process.communicate(timeout=DEADLINE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # it takes down what it has made
+            output, errors = process.communicate()
+            pytest.fail(f"not done within {DEADLINE:.0f} s: {errors[-2000:]}")
         assert "Traceback" not in output + errors
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
@@ -96,7 +101,7 @@ def test_a_small_pool_is_filled_and_asked(command: Command) -> None:
     done = command.run(
         "density", "--count", "4", "--claim", "2", "--alive", "1", "--seed", "5", "--json", str(command.json)
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     report = msgspec.json.decode(command.json.read_bytes(), type=DensityReport)
     assert report.passed
     assert (report.reached, report.claims_right, report.left.total()) == (4, 2, 0)

@@ -49,6 +49,17 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def descriptors(pid: int) -> list[tuple[Path, str]]:
+    """The open descriptors of a process: their links in /proc, and what these point to."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append((link, os.readlink(link)))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return found
+
+
 @dataclass(slots=True)
 class Answer:
     """One HTTP response."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.guest.harness import Agent, eventually, running_agent
+import pytest
+
+from tests.guest.harness import ME, SOURCE, Agent, eventually, running_agent
 
 
 def zombies(agent: Agent) -> list[int]:
@@ -43,3 +47,34 @@ def test_commands_keep_their_exit_where_orphans_are_reaped(tmp_path: Path) -> No
             kinds = [next(iter(message["event"])) for message in stream.events()]
         assert kinds == ["data", "end"]
         eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the leader is reaped in the end")
+
+
+def test_the_first_process_of_a_machine_reaps_without_being_told(tmp_path: Path) -> None:
+    """In a process namespace of its own the agent is process 1, as in a guest without another init."""
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        pytest.skip("process namespaces are not allowed here")
+    process = subprocess.Popen(
+        [
+            *unshare, sys.executable, "-m", "greenroom.guest", "--host", "127.0.0.1", "--port", "0",
+            "--default-user", ME, "--dry-identity", str(tmp_path / "identity"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline().decode()
+        assert line.startswith("agent listening on ")
+        agent = Agent(process, int(line.rpartition(":")[2]), tmp_path / "identity")
+        script = "for i in 1 2 3 4 5; do (sleep 0.1 &); done >/dev/null 2>&1; cat /proc/1/cmdline"
+        assert b"greenroom.guest" in agent.run(script).stdout
+
+        def zombies_inside() -> bytes:
+            return agent.run("grep -l '^State:.Z' /proc/[0-9]*/status; pgrep sleep; true").stdout.strip()
+
+        eventually(lambda: zombies_inside() == b"", "all orphans are reaped")
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_nobody_escapes_a_kill(grouping_agent: Agent, folder: Path, root: Path, 
 def test_a_deadline_kills_the_group(grouping_agent: Agent, folder: Path) -> None:
     note = folder / "pid"
     script = f"setsid sh -c '(sleep 600 & echo $! > {note}) &'; sleep 601"
-    with grouping_agent.started(script, headers={"Connect-Timeout-Ms": "1500"}) as (stream, _):
+    with grouping_agent.started(script, headers={"Connect-Timeout-Ms": "4000"}) as (stream, _):
         daemon = int(eventually(lambda: note.exists() and note.read_text().strip(), "the daemon runs"))
         assert (collect(stream).error or {})["code"] == "deadline_exceeded"
     eventually(lambda: not alive(daemon), "the daemon is gone")
@@ -118,6 +119,29 @@ def test_a_daemon_outlives_a_command_that_ended_by_itself(
 
 
 @needs_groups
+def test_groups_made_by_a_command_are_killed_and_removed_with_its_own(
+    grouping_agent: Agent, root: Path, folder: Path
+) -> None:
+    """As a service manager or a container engine inside a sandbox makes them."""
+    note = folder / "pid"
+    script = (
+        f"own={root}/$(basename $(grep ^0:: /proc/self/cgroup)); mkdir -p $own/a/b; "
+        f"sleep 600 & echo $! > $own/a/b/cgroup.procs; echo $! > {note}; wait"
+    )
+    with grouping_agent.started(script) as (stream, pid):
+        child = int(eventually(lambda: note.exists() and note.read_text().strip(), "the child runs"))
+        grouping_agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+        collect(stream)
+    eventually(lambda: not alive(child), "the child is gone")
+
+    def all_removed() -> bool:
+        grouping_agent.run("true")
+        return groups(root) == []
+
+    eventually(all_removed, "no group is left")
+
+
+@needs_groups
 def test_a_command_on_a_terminal_has_a_group_too(grouping_agent: Agent, root: Path) -> None:
     message = {
         "process": {"cmd": "/bin/sh", "args": ["-c", "tty; cat /proc/self/cgroup"]},
@@ -127,6 +151,37 @@ def test_a_command_on_a_terminal_has_a_group_too(grouping_agent: Agent, root: Pa
         outcome = collect(stream)
     assert outcome.pty.startswith(b"/dev/pts/")
     assert root.name.encode() in outcome.pty
+
+
+@needs_groups
+def test_commands_run_without_groups_when_these_are_taken_away(grouping_agent: Agent, root: Path) -> None:
+    root.rmdir()
+    assert grouping_agent.run("echo still here").stdout == b"still here\n"
+    with grouping_agent.started("setsid sleep 600 & echo $!; wait") as (stream, pid):
+        child = int(base64.b64decode(stream.next()["data"]["stdout"]))
+        grouping_agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+        collect(stream)
+    eventually(lambda: not alive(child), "the child was found without a group")
+
+
+@needs_groups
+def test_the_agent_itself_is_in_no_commands_group(grouping_agent: Agent, root: Path) -> None:
+    own = Path(f"/proc/{grouping_agent.process.pid}/cgroup")
+    before = own.read_text()
+    streams = [
+        grouping_agent.open_stream("Start", {"process": {"cmd": "sleep", "args": ["600"]}}) for _ in range(8)
+    ]
+    pids = [stream.next()["start"]["pid"] for stream in streams]
+    assert own.read_text() == before
+    members = [(group / "cgroup.procs").read_text().split() for group in groups(root)]
+    assert sorted(members) == sorted([str(pid)] for pid in pids)
+    for stream, pid in zip(streams, pids, strict=True):
+        grouping_agent.process_call("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+        collect(stream)
+        stream.close()
+    with grouping_agent.stream("Start", {"process": {"cmd": "no-such-program"}}) as stream:
+        list(stream.events())
+    assert own.read_text() == before
 
 
 @needs_groups
@@ -142,7 +197,9 @@ def test_groups_left_by_an_agent_that_died_are_removed(root: Path) -> None:
     found = CommandGroups.open(str(root))
     assert found is not None
     assert found.statistics() == {"lingering": 1}
-    found.discard(found.create("new"))
+    new = found.create("new")
+    assert new is not None
+    found.discard(new)
     assert groups(root) == []
     assert found.statistics() == {"lingering": 0}
 

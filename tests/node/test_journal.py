@@ -187,6 +187,30 @@ def test_a_journal_of_the_first_version_goes_on_with_what_it_knew(path: Path) ->
     journal.close()
 
 
+def test_a_journal_of_the_second_schema_forgets_by_the_new_index(path: Path) -> None:
+    Journal(path).close()
+    old = sqlite3.connect(path)
+    old.executescript(
+        "DROP INDEX claims_ended; CREATE INDEX claims_by_state ON claims (state, changed_at); PRAGMA user_version=2;"
+    )
+    old.close()
+    journal = Journal(path)
+    for key, ended in (("k1", 2.0), ("k2", 4.0)):
+        journal.begin(key, "d", f"i-{key}", 1.0)
+        journal.end(key, "it was killed", ended)
+    journal.begin("k3", "d", "i-k3", 1.0)
+    plan = journal._db.execute(
+        "EXPLAIN QUERY PLAN DELETE FROM claims WHERE state='ended' AND changed_at < ?", (3.0,)
+    ).fetchall()
+    assert "claims_ended" in plan[0][3]
+    assert journal.forget(3.0) == 1
+    assert journal.find("k1") is None
+    assert journal.find("k2") is not None
+    assert journal.find("k3") is not None
+    assert journal._db.execute("PRAGMA index_list(claims)").fetchall()[0][1] == "claims_ended"
+    journal.close()
+
+
 def test_what_a_paused_sandbox_needs_is_kept_until_its_end(path: Path) -> None:
     journal = Journal(path)
     asleep = Snapshot(name="asleep-1", kind="full", template="base", size=SMALL, golden="g", created_at=1.0)

@@ -14,6 +14,7 @@ from greenroom.node.lifecycle import (
     UNCONFIRMED,
     VM_GONE,
     BeginPause,
+    BeginReplace,
     BeginResume,
     Busy,
     Changed,
@@ -29,6 +30,8 @@ from greenroom.node.lifecycle import (
     Refused,
     Release,
     Renew,
+    Replace,
+    Replaced,
     Resume,
     Resumed,
     ResumeFailed,
@@ -161,7 +164,7 @@ def test_it_can_be_ended_in_every_phase_and_once() -> None:
         life, _ = after(running(), *((10.0, event) for event in events))
         life, outcome = after(life, (11.0, Release("killed")))
         assert outcome == End("killed")
-        for late in (Paused(), PauseFailed(), Resumed(5), ResumeFailed(), Tick(), VmEnded()):
+        for late in (Paused(), PauseFailed(), Resumed(5), ResumeFailed(), Replaced(), Tick(), VmEnded()):
             assert life.handle(late, 12.0) == (life, Unchanged())
         for asked in (Pause(), Resume(30), Release("again")):
             assert life.handle(asked, 12.0) == (life, Refused())
@@ -186,9 +189,10 @@ class EveryInterleaving(RuleBasedStateMachine):
         self.life, outcome = before.handle(event, self.now)
         assert before.handle(event, self.now) == (self.life, outcome), "the same event gives the same"
         self.story.append((self.now, event, outcome))
-        if isinstance(outcome, BeginPause | BeginResume):
+        begun: dict[type, str] = {BeginPause: "pausing", BeginResume: "resuming", BeginReplace: "replacing"}
+        if type(outcome) in begun:
             assert not self.working
-            self.working = "pausing" if isinstance(outcome, BeginPause) else "resuming"
+            self.working = begun[type(outcome)]
         if isinstance(outcome, Busy):
             assert self.working
             assert self.life == before
@@ -256,11 +260,18 @@ class EveryInterleaving(RuleBasedStateMachine):
         if isinstance(self.feed(Resume(30)), BeginResume):
             assert before.phase == "paused"
 
+    @rule()
+    def roll_back(self) -> None:
+        before = self.life
+        if isinstance(self.feed(Replace()), BeginReplace):
+            assert before.phase == "running"
+
     @rule(went_well=st.booleans())
     def the_work_is_done(self, went_well: bool) -> None:
         done: dict[str, tuple[Event, Event]] = {
             "pausing": (PauseFailed(), Paused()),
             "resuming": (ResumeFailed(), Resumed(30)),
+            "replacing": (Replaced(), Replaced()),
         }
         if self.working:
             event = done[self.working][went_well]
@@ -279,7 +290,7 @@ class EveryInterleaving(RuleBasedStateMachine):
 
     @rule()
     def vm_ends(self) -> None:
-        has_none = self.life.phase in ("paused", "resuming")
+        has_none = self.life.phase in ("paused", "resuming", "replacing")
         self.feed(VmEnded())
         assert self.life.phase == "ended" or has_none
 
@@ -293,7 +304,8 @@ class EveryInterleaving(RuleBasedStateMachine):
 
     @invariant()
     def its_phase_tells_what_is_under_way(self) -> None:
-        assert self.working == (self.life.phase if self.life.phase in ("pausing", "resuming") else "")
+        under_way = self.life.phase in ("pausing", "resuming", "replacing")
+        assert self.working == (self.life.phase if under_way else "")
 
 
 TestEveryInterleaving = EveryInterleaving.TestCase

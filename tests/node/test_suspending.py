@@ -362,3 +362,57 @@ async def test_a_pause_waits_for_a_snapshot_that_is_being_taken(
     )
     assert paused.state == "paused"
     assert set(runtime.saved) > {taken.snapshot_id}
+
+
+async def test_a_rollback_gives_it_an_earlier_state_and_nothing_else_changes(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask(env={"A": "1"}))
+    (before,) = runtime.vms.values()
+    before.disk["file"] = "old"
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    before.disk["file"] = "new"
+    assert await branching.roll_back(made.sandbox_id, taken.snapshot_id) == made
+    (after,) = runtime.vms.values()
+    assert after is not before
+    assert after.disk == {"file": "old"}
+    assert after.identity is not None
+    assert (after.identity.token, after.identity.env) == (made.token, {"A": "1"})
+    after.ended.set()
+    await until(lambda: len(keeper) == 0)
+
+
+async def test_a_rollback_that_fails_leaves_it_as_it_was(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    (before,) = runtime.vms.values()
+    runtime.fail_introductions = 1
+    with pytest.raises(RuntimeFailure):
+        await branching.roll_back(made.sandbox_id, taken.snapshot_id)
+    assert list(runtime.vms.values()) == [before]
+    assert keeper.get(made.sandbox_id) == made
+    await keeper.set_timeout(made.sandbox_id, TimeoutRequest(900))
+    other = await claimed(keeper, ask("other"))
+    with pytest.raises(BadRequest, match="another sandbox"):
+        await branching.roll_back(other.sandbox_id, taken.snapshot_id)
+    await keeper.pause(made.sandbox_id)
+    with pytest.raises(BadRequest, match="resume it first"):
+        await branching.roll_back(made.sandbox_id, taken.snapshot_id)
+
+
+async def test_a_sandbox_whose_vm_dies_while_it_cannot_be_rolled_back_has_ended(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    (before,) = runtime.vms.values()
+    runtime.start_delay, runtime.fail_introductions = 0.05, 1
+    working = spawn(branching.roll_back(made.sandbox_id, taken.snapshot_id), "roll back")
+    await until(lambda: keeper._live[made.sandbox_id].life.phase == "replacing")
+    before.ended.set()
+    with pytest.raises((RuntimeFailure, UnknownSandbox)):
+        await working
+    await until(lambda: len(keeper) == 0)
+    assert not runtime.vms

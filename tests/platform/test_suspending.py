@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 from e2b import Sandbox, SandboxState
 from e2b.exceptions import SandboxException
@@ -178,3 +180,24 @@ def test_metrics_of_a_running_sandbox(sdk: Platform) -> None:
     assert 0 < metric.disk_used < metric.disk_total
     assert abs(metric.timestamp.timestamp() - time.time()) < 60
     assert box.kill() is True
+
+
+def test_a_rollback_undoes_what_came_after(sdk: Platform) -> None:
+    box = Sandbox.create(timeout=300)
+    box.files.write("kept", "before")
+    taken = box.create_snapshot()
+    box.files.write("kept", "after")
+    box.files.write("more", "more")
+    answer = httpx.post(
+        f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}/rollback",
+        headers={"X-API-Key": os.environ["E2B_API_KEY"]},
+        json={"snapshotID": taken.snapshot_id},
+        timeout=60,
+    )
+    assert answer.status_code == 200
+    assert box.files.read("kept") == "before"
+    assert not box.files.exists("more")
+    assert box.commands.run("hostname").stdout.strip() == box.sandbox_id
+    assert clock_is_right(box)
+    assert box.kill() is True
+    assert Sandbox.delete_snapshot(taken.snapshot_id) is True

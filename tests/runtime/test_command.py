@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from greenroom.runtime.command import Descriptors, Machine, fenced, qemu
+from greenroom.runtime.command import Descriptors, Machine, digest, fenced, qemu
 from greenroom.wire.messages import Size
 
 MACHINE = Machine(
@@ -70,3 +71,20 @@ def test_the_fence_joins_the_cgroup_as_root_and_drops_privileges_last() -> None:
     for word in ("--reuid=4711", "--regid=4711", "--clear-groups", "--no-new-privs", "--bounding-set=-all"):
         assert word in argv
     assert argv[-len(CLONE) :] == CLONE
+
+
+def test_a_snapshots_child_expects_the_state_of_devices_alone_and_is_else_the_same() -> None:
+    fds = Descriptors(ram=5, qmp=6, tap=7, overlay=8, backing=(9, 10), state=11)
+    heir = qemu(MACHINE, fds, bare_state=True)
+    assert heir == [*CLONE, "-global", "migration.send-configuration=off"]
+
+
+def test_a_vm_that_is_to_boot_later_waits() -> None:
+    fds = Descriptors(ram=5, qmp=6, tap=7, overlay=8, backing=(9,), boot=(12, 13))
+    assert qemu(MACHINE, fds, paused=True) == [*GOLDEN, "-S"]
+
+
+def test_the_digest_stands_for_the_machine() -> None:
+    other = msgspec.structs.replace(MACHINE, cpu_model="max")
+    assert digest(MACHINE) == digest(msgspec.structs.replace(MACHINE))
+    assert digest(MACHINE) != digest(other)

@@ -168,3 +168,77 @@ async def test_a_vm_that_ended_is_not_waited_for() -> None:
         await guestclient.introduce(vm, Identity(entropy=b"x"), 30, 20.0, "c")
     with pytest.raises(RuntimeFailure, match="ended"):
         await guestclient.wait_ready(vm, 30)
+
+
+async def test_a_guest_from_a_snapshot_is_introduced_by_whichever_secret_it_knows() -> None:
+    """A first try may have been heard and its answer lost: then the guest knows the new secret already."""
+    for known in ("of-its-parent", "older", "own"):
+        tried: list[str] = []
+
+        async def answer(request: bytes, known: str = known, tried: list[str] = tried) -> bytes:
+            (secret,) = [
+                line.split(b": ")[1].decode()
+                for line in request.split(b"\r\n")
+                if line.lower().startswith(b"x-greenroom-control")
+            ]
+            tried.append(secret)
+            if request.startswith(b"POST /init"):
+                status, body = (b"200 OK", b"{}") if secret == known else (b"404 Not Found", b"{}")
+            else:
+                now = time.time_ns()
+                status, body = b"200 OK", b'{"nowNs": %d}' % now
+            return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+        async with guest(answer) as vm:
+            await guestclient.introduce(
+                vm, Identity(entropy=b"e" * 64), 20, 1e9, "own", ["of-its-parent", "older"]
+            )
+        assert tried[: tried.index(known) + 1] == ["of-its-parent", "older", "own"][: tried.index(known) + 1]
+        assert set(tried[tried.index(known) + 1 :]) == {"own"}
+
+
+async def test_a_guest_that_knows_none_of_the_secrets_is_an_error() -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+
+    async with guest(answer) as vm:
+        with pytest.raises(RuntimeFailure, match="does not know its node"):
+            await guestclient.introduce(vm, Identity(entropy=b"e" * 64), 20, 20, "own", ["other"])
+
+
+class Booting(LoopbackVm):
+    """A test double of a VM that hears nothing at first: what is sent to it is lost."""
+
+    deaf = 2
+
+    async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
+        if self.deaf:
+            self.deaf -= 1
+            raise TimeoutError
+        return await super().connect(port, deadline)
+
+
+async def test_a_guest_that_still_boots_is_asked_anew() -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    async with guest(answer) as listening:
+        vm = Booting(listening._port)
+        assert await guestclient.request(vm, "GET", "/health", deadline=20) == (200, b"{}")
+        assert vm.deaf == 0
+
+
+async def test_a_guest_that_never_hears_is_given_up_at_the_deadline() -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b""
+
+    async with guest(answer) as listening:
+        vm = Booting(listening._port)
+
+        async def never(port: int, deadline: float = 10.0) -> socket.socket:
+            await asyncio.sleep(min(deadline, 0.01))
+            raise TimeoutError
+
+        vm.connect = never  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            await guestclient.request(vm, "GET", "/health", deadline=0.1)

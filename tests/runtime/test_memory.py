@@ -70,3 +70,22 @@ def test_it_cannot_be_sealed_while_someone_may_still_write(tmp_path: Path) -> No
     with mmap.mmap(fd, PAGE, mmap.MAP_SHARED, mmap.PROT_WRITE), pytest.raises(OSError, match="busy"):
         memory.seal(fd)
     os.close(fd)
+
+
+@given(st.dictionaries(st.integers(0, 255), st.binary(min_size=1, max_size=64), max_size=12))
+@settings(deadline=None, max_examples=40)
+def test_a_copy_has_the_same_content_and_the_same_holes(pages: dict[int, bytes]) -> None:
+    size = 256 * PAGE
+    fd = memory.new("test", size)
+    try:
+        for page, content in pages.items():
+            os.pwrite(fd, content, page * PAGE)
+        again = memory.copy(fd, "again")
+        try:
+            assert os.pread(again, size, 0) == os.pread(fd, size, 0)
+            assert list(memory.extents(again)) == list(memory.extents(fd))
+            os.pwrite(again, b"mine", 0)
+        finally:
+            os.close(again)
+    finally:
+        os.close(fd)

@@ -234,3 +234,19 @@ async def _golden(runtime: QemuRuntime) -> Golden:
     from tests.runtime.conftest import SMALL
 
     return await runtime.snapshot_golden("base", SMALL, lambda _step, _done: None)
+
+
+async def test_what_is_removed_from_stock_is_gone_with_all_that_was_being_made() -> None:
+    maker = Maker()
+    stock: Stock[Thing, str] = Stock(maker, SOME, 2, lambda: True)
+    stock.add("a", "a")
+    stock.add("b", "b")
+    await asyncio.sleep(0)
+    await stock.remove("a")
+    assert [level.golden for level in stock.levels()] == ["b"]
+    await stock.filled()
+    assert len(maker.alive) == 4
+    await stock.remove("a")
+    await stock.remove("b")
+    assert maker.alive == set()
+    await stock.close()

@@ -37,6 +37,7 @@ from greenroom.wire.messages import (
     PauseRequest,
     Resumed,
     ResumeRequest,
+    RollbackRequest,
     Sandbox,
     SandboxList,
     SnapshotInfo,
@@ -212,6 +213,10 @@ class Fleet:
     async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkList:
         """Sandboxes that go on where this one stands, each provisional; the same keys give the same ones."""
         return await self._sandbox_call(sandbox_id, "fork", ForkList, request)
+
+    async def roll_back(self, sandbox_id: str, snapshot_id: str) -> Sandbox:
+        """Let a sandbox go on from a snapshot that was taken of it. May be repeated."""
+        return await self._sandbox_call(sandbox_id, "rollback", Sandbox, RollbackRequest(snapshot_id))
 
     async def take_snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotInfo:
         """Save a sandbox, which goes on."""

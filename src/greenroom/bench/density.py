@@ -40,8 +40,10 @@ MEMBER_MIB = 20
 """Asked of the host for each member before anything is made; one took 16 to 17 when this was written."""
 LOOK_EVERY = 0.5
 """Seconds between looks at a filling pool."""
-STALLED_AFTER = 30.0
+STALLED_AFTER = 60.0
 """Seconds without a new member after which a fill is given up."""
+FIRST_AFTER = 300.0
+"""The same before the first member, for which the node loads its golden and measures how to restore it."""
 REST = 5.0
 """Seconds between the last member and the reading of memory."""
 TTL = 900
@@ -192,7 +194,7 @@ async def fill(
 ) -> tuple[list[FillSample], PoolLook, str]:
     """Declare the pool and look until it is full; also the last look, and why it is not full if it is not.
 
-    It has stopped when no member has come for STALLED_AFTER seconds; the node says why.
+    It has stopped when no member has come for STALLED_AFTER (the first: FIRST_AFTER) seconds; the node says why.
     """
     samples: list[FillSample] = []
     await platform.declare(count)
@@ -213,7 +215,7 @@ async def fill(
         meter.say(f"{seen.warm} of {count} members" + (f"; held back: {seen.reason}" if seen.reason else ""))
         if seen.warm >= count:
             return samples, seen, ""
-        if now - grown > STALLED_AFTER:
+        if now - grown > (STALLED_AFTER if most else FIRST_AFTER):
             why = seen.reason or "the node gives no reason; see its log"
             return samples, seen, f"{seen.warm} of {count} members after {now - began:.0f} s: {why}"
         await rest(LOOK_EVERY)

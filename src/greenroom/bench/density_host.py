@@ -13,7 +13,11 @@ import msgspec
 import psutil
 
 from greenroom.bench.idle_host import Usage, usage_of
-from greenroom.bench.stages import Memory, memory_of
+from greenroom.bench.lanes import unbroken
+from greenroom.bench.report import Meter
+from greenroom.bench.stages import Memory, StagedRuntime, memory_of
+from greenroom.bench.supply import without_stock
+from greenroom.config import RoleSpec
 from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.namespaces import listing
 from greenroom.runtime.slots import tag_of
@@ -91,6 +95,18 @@ def members(home: Path, node_pid: int) -> MembersOnHost:
 
 def _fds(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+async def make_golden(spec: RoleSpec, template: str, size: Size, meter: Meter) -> None:
+    """See that the golden is in the cache: booting it is no part of a fill, and may take longer than one may stall.
+
+    `spec` names a state directory that nothing else uses. Raises GreenroomError.
+    """
+    engine = StagedRuntime(without_stock(spec))
+    try:
+        await unbroken(engine.snapshot_golden(template, size, lambda step, _done: meter.say(step)), "golden")
+    finally:
+        await unbroken(engine.close(), "close the engine")
 
 
 async def seed(store_file: Path, template: str, size: Size) -> None:

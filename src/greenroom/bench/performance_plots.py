@@ -133,10 +133,19 @@ def _plain_ticks(axes: Axes, figures: Sequence[float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     positive = [figure for figure in figures if figure > 0]
-    wide = bool(positive) and max(positive) / min(positive) > 100
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 3.0, 5.0, 7.0)))
+    span = max(positive) / min(positive) if positive else 1.0
+    subs = (1.0,) if span > 200 else (1.0, 3.0) if span > 30 else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=subs if span > 8 else (1.0, 2.0, 3.0, 5.0, 7.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+_SIDES = {
+    "platform": "through api and proxy",
+    "bare": "a paused VM let run",
+    "introduced": "the same, with an identity",
+}
+"""What the sides of a claim's `output` part are."""
 
 
 def _claims(figure: Figure, raw: Raw) -> bool:
@@ -168,7 +177,7 @@ def _claims(figure: Figure, raw: Raw) -> bool:
             ),
             (
                 "Create to a command's first output",
-                [(side.replace("_", " "), values(output, "output_ms", side=side)) for side in sides],
+                [(_SIDES.get(side, side), values(output, "output_ms", side=side)) for side in sides],
             ),
             (
                 "Creates by pattern",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.launch import Down
     from greenroom.cli.records import StateDir
+    from greenroom.config import RoleSpec
     from greenroom.wire.calling import RoleClient
     from greenroom.wire.messages import NodeInfo, Size
 
@@ -215,6 +216,10 @@ def _fill(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: Density
         began_down = 0.0
 
         def seed(state: StateDir) -> None:
+            spec = _beside(directory / "golden", settings, cache_dir)
+            run_to_the_end(
+                interrupts, lambda: density_host.make_golden(spec, plan.template, plan.size, meter)
+            )
             run_to_the_end(interrupts, lambda: density_host.seed(state.store, plan.template, plan.size))
 
         with _own_platform(interrupts, directory, settings, cache_dir, prepare=seed) as state:
@@ -254,24 +259,28 @@ def _by_mode(
 ) -> tuple[list[HeldRow], list[str]]:
     """What a few VMs hold by restore mode, with the platform gone."""
     from greenroom.bench import supply
-    from greenroom.cli.words import load_settings
-    from greenroom.config import RoleSpec
 
     notes: list[str] = []
-    spec = supply.without_stock(
-        RoleSpec(
-            role="node",
-            replica=0,
-            state_dir=str(directory / "modes"),
-            cache_dir=str(cache_dir),
-            config=load_settings(settings),
-        )
-    )
+    spec = supply.without_stock(_beside(directory / "modes", settings, cache_dir))
 
     async def work() -> list[HeldRow]:
         return await supply.held_by_mode(spec, plan.template, plan.alive, plan.size.memory_mib, meter, notes)
 
     return run_to_the_end(interrupts, work), notes
+
+
+def _beside(state_dir: Path, settings: Path, cache_dir: Path) -> RoleSpec:
+    """A node's place without a platform, for an engine in this process."""
+    from greenroom.cli.words import load_settings
+    from greenroom.config import RoleSpec
+
+    return RoleSpec(
+        role="node",
+        replica=0,
+        state_dir=str(state_dir),
+        cache_dir=str(cache_dir),
+        config=load_settings(settings),
+    )
 
 
 class _Filled:

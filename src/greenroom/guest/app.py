@@ -7,6 +7,7 @@ a Connect error, a stream's last envelope, or the JSON of plain routes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
 
@@ -30,6 +31,8 @@ from .uploads import UploadService
 from .users import UserDirectory
 from .watching import WatchService
 from .workers import Workers
+
+_log = logging.getLogger(__name__)
 
 PROCESS_PREFIX = "/process.Process/"
 FILESYSTEM_PREFIX = "/filesystem.Filesystem/"
@@ -121,10 +124,10 @@ class App:
         except ClientGone:
             raise
         except AgentError as error:
-            if streaming:
-                connect.stream_error(response, error)
-            elif not response.started:
-                connect.reply_error(response, error)
+            _reply_error(response, error, streaming)
+        except Exception:
+            _log.exception("call failed: %s", request.path)
+            _reply_error(response, AgentError("internal", "the agent failed on this call"), streaming)
 
     def _check_token(self, request: Request) -> None:
         token = self._settings.access_token
@@ -139,6 +142,14 @@ class App:
 
     async def _read_metrics(self, request: Request, response: Response) -> None:
         response.send(200, encode(await self._workers.files(self._metrics.read)))
+
+
+def _reply_error(response: Response, error: AgentError, streaming: bool) -> None:
+    if streaming:
+        if not response.finished:
+            connect.stream_error(response, error)
+    elif not response.started:
+        connect.reply_error(response, error)
 
 
 def _allow_origin(request: Request, response: Response) -> None:

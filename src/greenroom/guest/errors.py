@@ -87,7 +87,11 @@ def from_os_error(error: OSError, path: str | None = None) -> AgentError:
 
 
 def printable(text: str) -> str:
-    """The text with undecodable file name bytes replaced, so that it can be sent as UTF-8."""
+    """The text with undecodable file name bytes (and lone surrogates) replaced, so that it can be sent as UTF-8."""
     if text.isascii():
         return text
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no file name of this system, but a client may send anything
+        raw = text.encode("utf-8", "replace")
+    return raw.decode("utf-8", "replace")

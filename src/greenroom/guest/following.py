@@ -9,7 +9,7 @@ offset, so that whoever loses the connection can go on where it broke; see ``doc
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 
 from .connect import END_OK, end_error
 from .errors import AgentError, ClientGone
@@ -21,6 +21,8 @@ from .tasks import spawn
 
 DEFAULT_KEEPALIVE_SECONDS = 90.0
 _MIN_KEEPALIVE_SECONDS = 1
+
+_log = logging.getLogger(__name__)
 
 
 def keepalive_seconds(request: Request) -> float:
@@ -84,6 +86,8 @@ class Stream:
         """Let go of what is followed. Idempotent."""
 
     def _write(self, envelope: bytes) -> None:
+        if self._over.done():
+            return  # ended in this very turn of the loop; bytes now would be taken for the next response
         self._last_event = self._loop.time()
         self._response.write(envelope)
 
@@ -160,28 +164,37 @@ class Follower(Stream):
             self._more.set_result(None)
 
     async def _read(self) -> None:
-        with suppress(ClientGone):
-            while not self._over.done():
-                try:
-                    # Asked before the reading, as the end is certain only for what is on record by then.
-                    end = self._process.end_envelope
-                    chunk = await self._process.recorder.read(self._offset)
-                except LostOutputError as lost:
-                    self._end(end_error(lost_output(self._offset, lost.start)))
-                    return
-                if chunk is not None:
-                    self._offset = chunk.end
-                    self._write(output_event(chunk.name, chunk.data, chunk.offset))
-                    await self._response.drain()
-                elif end is not None:
-                    if self.follows_deadline and self._process.timed_out:
-                        self._on_deadline()
-                    else:
-                        self._end(end + END_OK)
-                    return
-                elif self._process.end_envelope is None:
-                    self._more = self._loop.create_future()
-                    await self._more
+        try:
+            await self._send()
+        except ClientGone:
+            pass
+        except Exception:
+            # Without this the stream would stay open for ever, silent.
+            _log.exception("following %r failed", self._process)
+            self._end(end_error(AgentError("internal", "the agent failed to read the output")))
+
+    async def _send(self) -> None:
+        while not self._over.done():
+            try:
+                # Asked before the reading, as the end is certain only for what is on record by then.
+                end = self._process.end_envelope
+                chunk = await self._process.recorder.read(self._offset)
+            except LostOutputError as lost:
+                self._end(end_error(lost_output(self._offset, lost.start)))
+                return
+            if chunk is not None:
+                self._offset = chunk.end
+                self._write(output_event(chunk.name, chunk.data, chunk.offset))
+                await self._response.drain()
+            elif end is not None:
+                if self.follows_deadline and self._process.timed_out:
+                    self._on_deadline()
+                else:
+                    self._end(end + END_OK)
+                return
+            elif self._process.end_envelope is None:
+                self._more = self._loop.create_future()
+                await self._more
 
 
 def lost_output(offset: int, start: int) -> AgentError:

@@ -2,9 +2,8 @@
 
 Below ``processes``, which follows what was started here. Everything in :func:`start` blocks for a fork and
 an exec, so it runs on the spawning pool. The C code of ``subprocess`` does the session, the groups and the
-user change in the child. What it cannot do, entering a cgroup and taking a controlling terminal, is done by
-:class:`_Entry` between the fork and the exec. Python there is safe beside threads only because it is a write
-and an ioctl on descriptors prepared before: no import, no lock, no other object.
+user change in the child. What it cannot do, taking a controlling terminal, is done by ``preexec_fn``. Python
+there is safe beside threads only because it is one ioctl: no import, no lock, no other object.
 """
 
 from __future__ import annotations
@@ -97,33 +96,32 @@ def start(launch: Launch, groups: CommandGroups | None = None) -> Spawned:
     """Start the command. Raises :class:`AgentError` with a clear text when it cannot be started."""
     pipes = _Pipes()
     group: str | None = None
+    popen: subprocess.Popen[bytes] | None = None
     try:
         stdin, outputs = pipes.open_terminal(launch) if launch.terminal else pipes.open(launch.stdin)
-        entry = _Entry(None, launch.terminal is not None)
-        if groups is not None:
-            group = groups.create(launch.execution_id)
-            entry.group = os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-            pipes.theirs.append(entry.group)
-        popen = _popen(launch, pipes.ends, entry)
-        try:
-            pidfd = os.pidfd_open(popen.pid)
-        except OSError:
-            popen.kill()
-            popen.wait()
-            raise
+        group = groups.create(launch.execution_id) if groups is not None else None
+        if groups is not None and group is not None:
+            with groups.inside(group):
+                popen = _popen(launch, pipes.ends)
+        else:
+            popen = _popen(launch, pipes.ends)
+        pidfd = os.pidfd_open(popen.pid)
         _reset_oom_score(popen.pid)
         spawned = Spawned(launch.execution_id, popen, pidfd, stdin, outputs, group)
         pipes.ours.clear()
-        group = None
+        group = popen = None
         return spawned
     except OSError as error:
         raise _start_error(error, launch) from None
     except subprocess.SubprocessError:
-        raise AgentError("internal", "the command could not enter its group or its terminal") from None
+        raise AgentError("internal", "the command could not take its terminal") from None
     except ValueError as error:  # zero bytes or lone surrogates in arguments or environment
         raise AgentError("invalid_argument", f"the command cannot be started: {error}") from None
     finally:
         pipes.close()
+        if popen is not None:  # it runs, but cannot be followed
+            popen.kill()
+            popen.wait()
         if groups is not None and group is not None:
             groups.discard(group)
 
@@ -177,27 +175,12 @@ class _Pipes:
         self.ends = (ends[0], ends[1], ends[2])
 
 
-class _Entry:
-    """Runs in the child just before the exec, as the command's user; see the module."""
-
-    __slots__ = ("group", "terminal")
-
-    def __init__(self, group: int | None, terminal: bool) -> None:
-        self.group = group
-        self.terminal = terminal
-
-    def __call__(self) -> None:
-        if self.group is not None:
-            os.write(self.group, b"0")  # 0 is the writer; the kernel asks what root, who opened it, may do
-        if self.terminal:
-            take_control(0)
-
-    def needed(self) -> _Entry | None:
-        """Itself, or None when there is nothing to do, as ``subprocess`` is faster without."""
-        return self if self.terminal or self.group is not None else None
+def _take_terminal() -> None:
+    """Runs in the child just before the exec; see the module."""
+    take_control(0)
 
 
-def _popen(launch: Launch, ends: tuple[int, int, int], entry: _Entry) -> subprocess.Popen[bytes]:
+def _popen(launch: Launch, ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     user, group, extra = _identity(launch.user)
     return subprocess.Popen(
         list(launch.arguments),
@@ -211,7 +194,7 @@ def _popen(launch: Launch, ends: tuple[int, int, int], entry: _Entry) -> subproc
         extra_groups=extra,
         start_new_session=True,
         umask=0o022,
-        preexec_fn=entry.needed(),
+        preexec_fn=None if launch.terminal is None else _take_terminal,
     )
 
 

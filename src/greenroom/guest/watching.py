@@ -10,6 +10,7 @@ that came before the question.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from .tasks import spawn
 from .users import UserDirectory, requested_name
 from .watchtree import Event, WatchTree, lost_events
 from .workers import Workers
+
+_log = logging.getLogger(__name__)
 
 MAX_WATCHERS = 100
 """Of both kinds together; the kernel's default is 128 for a user."""
@@ -89,6 +92,9 @@ class Watcher:
                 error = failure
             except OSError as failure:
                 error = from_os_error(failure)
+            except Exception:
+                _log.exception("watching failed")
+                error = AgentError("internal", "the agent failed to read the events")
             if self._is_closed():  # meanwhile
                 self._tree.close()
                 return

@@ -23,6 +23,7 @@ from greenroom.wire.messages import (
     Fork,
     ForkList,
     ForkRequest,
+    Sandbox,
     SnapshotInfo,
     SnapshotRequest,
 )
@@ -124,6 +125,16 @@ class Branching:
                 await asyncio.shield(self._runtime.let_go(captured))
         finally:
             await asyncio.shield(self._drop(captured))
+
+    async def roll_back(self, sandbox_id: str, snapshot_id: str) -> Sandbox:
+        """Let a sandbox go on from a snapshot that was taken of it. Raises what `Suspending.roll_back` does, BadRequest
+        for a snapshot of another."""
+        info = self.get(snapshot_id)
+        if info.sandbox_id != sandbox_id:
+            raise BadRequest(
+                f"the snapshot {snapshot_id} was taken of another sandbox; create one from it instead"
+            )
+        return await self._keeper.roll_back(sandbox_id, await self.snapshot_of(snapshot_id))
 
     def _running(self, sandbox_id: str) -> Live:
         live = self._keeper.known(sandbox_id)

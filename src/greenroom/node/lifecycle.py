@@ -9,6 +9,8 @@
          |                                                  running<          |
          |------release, nobody confirmed, VM gone----------------------------^
 
+A rollback gives a running one another VM (`replacing`), and it runs on whether that went well or not.
+
 A sandbox that was handed over is *provisional*: its caller may never have heard of it. The api confirms it just
 before it answers its client; one that nobody confirmed in time is ended, so that a lost answer costs seconds
 and not the whole time-out. A provisional one is not shown, not reached and not renewed. Whatever comes in
@@ -25,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Phase = Literal["provisional", "running", "pausing", "paused", "resuming", "ended"]
+Phase = Literal["provisional", "running", "pausing", "paused", "resuming", "replacing", "ended"]
 
 UNCONFIRMED = "nobody confirmed it in time"
 TIME_UP = "its time was up"
@@ -108,6 +110,16 @@ class ResumeFailed:
     """It stays paused."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """It is wanted to go on from an earlier state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """It does, or it could not be and goes on as it was."""
+
+
 Event = (
     Confirm
     | Renew
@@ -121,6 +133,8 @@ Event = (
     | Resume
     | Resumed
     | ResumeFailed
+    | Replace
+    | Replaced
 )
 
 
@@ -161,11 +175,16 @@ class BeginResume:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginReplace:
+    """Give it another VM, then tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Busy:
-    """It is being paused or resumed: ask again when that is over."""
+    """It is being paused, resumed or rolled back: ask again when that is over."""
 
 
-Outcome = Changed | Unchanged | End | Refused | BeginPause | BeginResume | Busy
+Outcome = Changed | Unchanged | End | Refused | BeginPause | BeginResume | BeginReplace | Busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +234,10 @@ class Lifecycle:
                 return self._paused(event)
             case "resuming":
                 return self._resuming(event, now)
+            case "replacing":
+                return self._replacing(event)
             case "ended":
-                over = isinstance(event, Confirm | Renew | Release | Pause | Resume)
+                over = isinstance(event, Confirm | Renew | Release | Pause | Resume | Replace)
                 return self, Refused() if over else Unchanged()
 
     def _provisional(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
@@ -253,6 +274,8 @@ class Lifecycle:
                 return replace(self, ends_at=ends_at, failures=0, retry_at=0.0), Changed()
             case Pause(memory):
                 return self._begin_pause(memory)
+            case Replace():
+                return replace(self, phase="replacing"), BeginReplace()
             case _:
                 return self, Unchanged()
 
@@ -270,7 +293,7 @@ class Lifecycle:
                 wait = min(RETRY_FIRST * 2.0**self.failures, RETRY_LAST)
                 failures = min(self.failures + 1, 16)
                 return replace(self, phase="running", failures=failures, retry_at=now + wait), Changed()
-            case Pause() | Resume() | Renew():
+            case Pause() | Resume() | Renew() | Replace():
                 return self, Busy()
             case _:
                 return self, Unchanged()
@@ -281,7 +304,7 @@ class Lifecycle:
                 return self._ended(reason)
             case Resume(ttl):
                 return replace(self, phase="resuming"), BeginResume(ttl)
-            case Renew():
+            case Renew() | Replace():
                 return self, Refused()
             case _:
                 return self, Unchanged()
@@ -294,7 +317,18 @@ class Lifecycle:
                 return replace(self, phase="running", ends_at=now + max(0.0, ttl)), Changed()
             case ResumeFailed():
                 return replace(self, phase="paused"), Changed()
-            case Pause() | Resume() | Renew():
+            case Pause() | Resume() | Renew() | Replace():
+                return self, Busy()
+            case _:
+                return self, Unchanged()
+
+    def _replacing(self, event: Event) -> tuple[Lifecycle, Outcome]:
+        match event:
+            case Release(reason):
+                return self._ended(reason)
+            case Replaced():
+                return replace(self, phase="running"), Changed()
+            case Pause() | Resume() | Renew() | Replace():
                 return self, Busy()
             case _:
                 return self, Unchanged()

@@ -82,7 +82,7 @@ class Live:
     def reachable(self) -> bool:
         """Whether a request for it has a way to it: it runs, or will when the request waits for it."""
         match self.life.phase:
-            case "running" | "resuming":
+            case "running" | "resuming" | "replacing":
                 return True
             case "pausing" | "paused":
                 # A guest that would have to boot is not what the request was meant for.
@@ -346,6 +346,9 @@ class Residents:
             case lifecycle.BeginResume(ttl):
                 live.life = after
                 self.begin_resume(live, ttl)
+            case lifecycle.BeginReplace():
+                live.life = after
+                self._deadlines.drop(live.sandbox_id)
         return outcome
 
     async def wake(self, live: Live) -> None:

@@ -22,6 +22,7 @@ from greenroom.wire.messages import (
     PauseRequest,
     PoolSpec,
     ResumeRequest,
+    RollbackRequest,
     SandboxList,
     SnapshotList,
     SnapshotRequest,
@@ -100,6 +101,10 @@ def routes(
         await branching.delete(request.path_params["snapshot_id"])
         return Response(status_code=204)
 
+    async def roll_back(request: Request) -> Response:
+        wanted = await read_json(request, RollbackRequest)
+        return json_response(await branching.roll_back(request.path_params["sandbox_id"], wanted.snapshot_id))
+
     async def fork(request: Request) -> Response:
         wanted = await read_json(request, ForkRequest)
         if not 0 < wanted.ttl <= _LONGEST_TTL:
@@ -130,6 +135,7 @@ def routes(
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),
         endpoint("GET", "/v1/sandboxes/{sandbox_id}/past", past, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
+        endpoint("POST", "/v1/sandboxes/{sandbox_id}/rollback", roll_back, ("api",)),
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),
         endpoint("DELETE", "/v1/snapshots/{snapshot_id}", delete_snapshot, ("api", "operator")),

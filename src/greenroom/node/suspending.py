@@ -20,12 +20,12 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from greenroom.errors import AlreadyPaused, GreenroomError, UnknownSnapshot
+from greenroom.errors import AlreadyPaused, BadRequest, GreenroomError, UnknownSnapshot
 from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
 from greenroom.node.journal import Inner
 from greenroom.node.residents import Live, Residents, unknown
-from greenroom.runtime.engine import Identity, Snapshot
+from greenroom.runtime.engine import Identity, Snapshot, Vm
 from greenroom.wire.messages import Resumed, Sandbox
 from greenroom.wire.tasks import spawn
 
@@ -78,6 +78,21 @@ class Suspending(Residents):
             case lifecycle.Unchanged():
                 await self._change(sandbox_id, lifecycle.Renew(ttl, extend_only=True))
                 return Resumed(live.sandbox, resumed=False)
+        raise unknown(sandbox_id)
+
+    async def roll_back(self, sandbox_id: str, snapshot: Snapshot) -> Sandbox:
+        """Let a running sandbox go on from a snapshot, as itself: its id, token, variables and time-out stay.
+
+        Raises UnknownSandbox, BadRequest for a paused one, or why it could not be; it goes on as it was then.
+        """
+        live = self.known(sandbox_id)
+        match await self.settled(live, lifecycle.Replace()):
+            case lifecycle.BeginReplace():
+                live.work = spawn(self._roll_back(live, snapshot), f"roll back {sandbox_id}")
+                await self._worked(live)
+                return live.sandbox
+            case lifecycle.Refused() if live.life.phase == "paused":
+                raise BadRequest(f"sandbox {sandbox_id} is paused; resume it first")
         raise unknown(sandbox_id)
 
     async def wake(self, live: Live) -> None:
@@ -160,14 +175,8 @@ class Suspending(Residents):
             snapshot = live.inner.asleep
             if snapshot is None:
                 raise UnknownSnapshot(f"there is nothing that {live.sandbox_id} could be resumed from")
-            vm = await self._runtime.restore(snapshot)
+            vm = await self._restored(live, snapshot)
             try:
-                await self._runtime.hand_out(vm)
-                async with self._handovers:
-                    await self._runtime.start(vm)
-                    await self._runtime.introduce(
-                        vm, identity_of(live.sandbox, live.inner), self.deadline_for(snapshot)
-                    )
                 now = self._now()
                 sandbox = msgspec.structs.replace(
                     live.sandbox, state="running", ends_at=now + ttl, paused_memory=None
@@ -193,6 +202,50 @@ class Suspending(Residents):
         _log.info("resumed %s on %s", live.sandbox_id, vm.name)
         await asyncio.shield(self._forget(snapshot))
         return None
+
+    async def _roll_back(self, live: Live, snapshot: Snapshot) -> GreenroomError | None:
+        before = live.vm
+        assert before is not None  # noqa: S101
+        try:
+            vm = await self._restored(live, snapshot)
+            try:
+                self._journal.settle(live.key, live.sandbox, live.inner, vm.name, self._now())
+            except BaseException:
+                await asyncio.shield(self._runtime.stop(vm))
+                raise
+        except GreenroomError as error:
+            _log.warning("%s could not be rolled back: %s", live.sandbox_id, error.message)
+            live.history.note(self._clock.now(), f"it could not be rolled back: {error.message}", "error")
+            if not live.ending:
+                self.turn(live, lifecycle.Replaced())
+                if before.ended.is_set():
+                    # Spawned, because ending it stops this work.
+                    spawn(self.feed(live, lifecycle.VmEnded()), f"end {live.sandbox_id}")
+            return error
+        live.vm = vm
+        self.turn(live, lifecycle.Replaced())
+        self._watch(live)
+        live.history.note(self._clock.now(), "it was rolled back", snapshot=snapshot.name)
+        _log.info("rolled %s back to %s", live.sandbox_id, snapshot.name)
+        with contextlib.suppress(OSError):
+            await self.cut(live.sandbox_id)
+        await asyncio.shield(self._runtime.stop(before))
+        return None
+
+    async def _restored(self, live: Live, snapshot: Snapshot) -> Vm:
+        """A running VM from `snapshot` that is this sandbox. Raises after removing what it had made."""
+        vm = await self._runtime.restore(snapshot)
+        try:
+            await self._runtime.hand_out(vm)
+            async with self._handovers:
+                await self._runtime.start(vm)
+                await self._runtime.introduce(
+                    vm, identity_of(live.sandbox, live.inner), self.deadline_for(snapshot)
+                )
+        except BaseException:
+            await asyncio.shield(self._runtime.stop(vm))
+            raise
+        return vm
 
     def deadline_for(self, snapshot: Snapshot) -> float:
         """Seconds that a guest gets to take its identity: one without memory boots first."""

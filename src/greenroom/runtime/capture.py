@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -35,8 +36,6 @@ from greenroom.runtime.threads import in_own_thread
 from greenroom.runtime.vm import QemuVm
 from greenroom.wire.tasks import spawn
 
-_STATES = 1 << 20
-"""Numbers of descriptor sets from here on are for states; those of layers are far below."""
 _MARGIN = 64 << 20
 """Bytes of disk and of memory that a capture leaves free beside what it expects to take."""
 
@@ -163,7 +162,8 @@ async def _capture(
                 number = await _prepare(vm, store, frozen, ground, with_memory, blank, flatten_deadline)
             try:
                 size = ground.golden.size.memory_mib << 20 if with_memory else None
-                layers = await _freeze(vm, frozen, stages, number, size, running=status == "running")
+                async with vm.moving:
+                    layers = await _freeze(vm, frozen, stages, number, size)
             except BaseException:
                 with contextlib.suppress(GreenroomError):
                     await clear(vm)
@@ -188,14 +188,15 @@ async def _capture(
 
 async def clear(vm: QemuVm) -> None:
     """Remove what a capture that was broken off had given QEMU, and let a guest go on that it had stopped."""
-    if vm.slot.in_pause:
-        await vm.execute("cont")
-        vm.slot.end_pause()
-        vm.state = "running"
+    async with vm.moving:
+        if vm.slot.in_pause:
+            await vm.execute("cont")
+            vm.slot.end_pause()
+            vm.state = "running"
     for stray in (await disks.chain(vm)).strays:
         await disks.drop(vm, stray)
     for entry in await vm.execute("query-fdsets"):
-        if entry["fdset-id"] >= _STATES:
+        if entry["fdset-id"] >= disks.STATES:
             await vm.execute("remove-fd", {"fdset-id": entry["fdset-id"]})
 
 
@@ -238,7 +239,7 @@ async def _prepare(
                 )
         lower = pages.total(ground.lower or ()) * PAGE
         if shutil.disk_usage(store.directory).free < expected + lower + _MARGIN:
-            raise no_room(OSError(28, "No space left on device"))
+            raise no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         if with_memory and not ram.shared:
             frozen.buffer = pagemap.Buffer(expected, populate=True)
 
@@ -253,7 +254,7 @@ async def _prepare(
 
 
 async def _freeze(
-    vm: QemuVm, frozen: _Frozen, stages: Stages, number: int, ram_size: int | None, *, running: bool
+    vm: QemuVm, frozen: _Frozen, stages: Stages, number: int, ram_size: int | None
 ) -> tuple[int, ...]:
     """The pause. Returns the numbers of the layers that are frozen from then on."""
     layers = (await disks.chain(vm)).layers
@@ -265,12 +266,13 @@ async def _freeze(
     frozen.state = os.memfd_create("greenroom-state", os.MFD_CLOEXEC)
     target = os.open(f"/proc/self/fd/{frozen.state}", os.O_WRONLY | os.O_CLOEXEC)
     sets = [entry["fdset-id"] for entry in await vm.execute("query-fdsets")]
-    state = max([_STATES, *(each + 1 for each in sets)])
+    state = max([disks.STATES, *(each + 1 for each in sets)])
     try:
         await vm.give_to_set(state, target)
     finally:
         os.close(target)
     pid = vm.pid or 0
+    running = bool((await vm.execute("query-status"))["running"])
     if running:
         vm.slot.begin_pause()
     began = time.perf_counter()
@@ -278,8 +280,9 @@ async def _freeze(
         with stages.timed("stop"):
             await vm.execute("stop")
         with stages.timed("state"):
-            # `live`, because otherwise QEMU would give up the disk, as before it moves to another host.
-            await vm.execute("xen-save-devices-state", {"filename": f"/dev/fdset/{state}", "live": True})
+            # `live` means that the VM will go on elsewhere: of one that stands still, QEMU gives its disk up then.
+            arguments = {"filename": f"/dev/fdset/{state}", "live": False}
+            await vm.execute("xen-save-devices-state", arguments)
         await in_own_thread(lambda: _read(pid, ram_size, frozen, stages), f"read the RAM of {vm.name}")
         with stages.timed("freeze"):
             await disks.freeze(vm, layers[-1], number)

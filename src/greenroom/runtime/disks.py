@@ -11,9 +11,11 @@ gives the writable descriptor up (`retire`), and `writable` looks from outside w
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from greenroom.runtime.vm import QemuVm
 
 LAYERS_MAX = 8
 """Layers above the golden's disk with which a capture begins; of more, `flatten` makes one first."""
+STATES = 1 << 20
+"""Descriptor sets from this number on are for saved states; a paused QEMU keeps them although they were removed."""
 _NODE = re.compile(r"disk([0-9]+)")
 _JOB = "flatten"
 
@@ -63,7 +67,7 @@ def read(blocks: Any, nodes: Any, fdsets: Any) -> Chain:
         layers=layers,
         fds={each: sets[each][0] for each in layers},
         strays=tuple(each for each in numbers if each > number),
-        free=max([*numbers, *sets, number]) + 1,
+        free=max([*numbers, *(each for each in sets if each < STATES), number]) + 1,
     )
 
 
@@ -216,6 +220,33 @@ def _tidy(directory: Path, pid: int | None) -> None:
         file = path.stat()
         if (file.st_dev, file.st_ino) not in held:
             path.unlink()
+
+
+def adopt_layers(directory: Path, layers: Sequence[int]) -> None:
+    """Give the layers of a snapshot a name among the VM's own files too: the snapshot may be deleted before the VM.
+
+    They can be linked into another snapshot then, and are counted as the VM's once they are only its.
+    """
+    for place, fd in enumerate(layers, start=1):
+        link(f"/proc/self/fd/{fd}", directory / f"overlay-below-{place}.qcow2")
+
+
+def link(source: str, target: Path) -> bool:
+    """Hard-link the open file behind a link of /proc; False where that cannot be and it must be copied.
+
+    So it is on another file system, or when its last name is gone.
+    """
+    here = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # By a directory's descriptor, since only linkat(2) can follow a link of /proc to the file itself.
+        os.link(source, target.name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=True)
+    except OSError as error:
+        if error.errno in (errno.EXDEV, errno.ENOENT, errno.EMLINK, errno.EPERM):
+            return False
+        raise
+    finally:
+        os.close(here)
+    return True
 
 
 def own_bytes(directory: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from greenroom.wire.tasks import stop
 AGENT_PORT = 49983
 _ANSWER_LIMIT = 1 << 20
 _CLOCK_ROUNDS = 8
+_CONNECT = 1.0
+"""Seconds for one try to connect."""
 
 
 class _Unknown(RuntimeFailure):
@@ -67,7 +70,7 @@ async def _request(
         lines += [f"Content-Type: {content_type}", f"Content-Length: {len(payload)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     async with asyncio.timeout(deadline):
-        sock = await vm.connect(AGENT_PORT, deadline)
+        sock = await _connected(vm)
         loop = asyncio.get_running_loop()
         try:
             await loop.sock_sendall(sock, "\r\n".join([*lines, "", ""]).encode() + payload)
@@ -81,6 +84,16 @@ async def _request(
         finally:
             sock.close()
     raise ConnectionResetError("the guest agent closed the connection before it had answered")
+
+
+async def _connected(vm: Vm) -> socket.socket:
+    """A connection to the agent, tried for as long as it is waited for.
+
+    Anew each second: a guest that boots hears nothing at first, and TCP would ask again only after 1, 3, 7 and 15.
+    """
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return await vm.connect(AGENT_PORT, _CONNECT)
 
 
 def _complete(data: bytearray) -> tuple[int, bytes] | None:

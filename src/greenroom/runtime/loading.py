@@ -20,12 +20,13 @@ from greenroom.runtime import command, memory, pages
 from greenroom.runtime.capture import Ground
 from greenroom.runtime.command import Machine
 from greenroom.runtime.engine import Golden
-from greenroom.runtime.golden import Loaded, blank_overlay
+from greenroom.runtime.golden import Loaded, Source, blank_overlay
 from greenroom.runtime.onhand import rooted
 from greenroom.runtime.pages import PAGE, Run
 from greenroom.runtime.places import Place
 from greenroom.runtime.slots import Origin
 from greenroom.runtime.snapshots import Manifest, Store
+from greenroom.runtime.stock import Stock
 from greenroom.runtime.threads import in_own_thread
 from greenroom.runtime.vm import Fence, QemuVm
 
@@ -38,7 +39,7 @@ class LoadedSnapshot:
     def __init__(self, store: Store, manifest: Manifest, golden: Loaded, holders: Iterable[int]) -> None:
         """Check and load it; blocks. `holders` are processes that may hold its RAM already.
 
-        Raises SnapshotDamaged, MemoryError or OSError.
+        Raises SnapshotDamaged or OSError.
         """
         self.manifest = manifest
         self.golden = manifest.golden
@@ -49,9 +50,10 @@ class LoadedSnapshot:
         self.controls = _controls(store, manifest)
         self.runs: list[Run] = []
         self.ram = self._state = -1
-        self.backing: tuple[int, ...] = tuple(store.open_layers(manifest))
+        self.layers: tuple[int, ...] = tuple(store.open_layers(manifest))
+        self.backing: tuple[int, ...] = self.layers
         try:
-            self.backing = (*map(os.dup, golden.backing), *self.backing)
+            self.backing = (*map(os.dup, golden.backing), *self.layers)
             if manifest.snapshot.kind == "full":
                 self.runs = runs_of(store, manifest)
                 borrowed = (memory.borrow(pid, self.name) for pid in holders)
@@ -80,10 +82,22 @@ class LoadedSnapshot:
         """See `golden.Source`."""
         return os.open(f"/proc/self/fd/{self._state}", os.O_RDONLY | os.O_CLOEXEC)
 
+    def origin(self) -> Origin:
+        """The record of a VM that is restored from it."""
+        snapshot = self.manifest.snapshot
+        return Origin(
+            golden=self.golden.digest,
+            template=snapshot.template,
+            size=snapshot.size,
+            build=self.golden.build,
+            snapshot=snapshot.name,
+            snapshot_build=self.manifest.build,
+        )
+
     def close(self) -> None:
         fds = [fd for fd in (self.ram, self._state, *self.backing) if fd >= 0]
         self.ram = self._state = -1
-        self.backing = ()
+        self.backing = self.layers = ()
         for fd in fds:
             os.close(fd)
 
@@ -143,9 +157,12 @@ class Loading:
             if loaded is None:
                 golden = await self._golden(manifest.golden, manifest.image, manifest.machine)
                 holders = self._holders()
-                loaded = await in_own_thread(
-                    lambda: LoadedSnapshot(self._store, manifest, golden, holders), f"load {name}"
-                )
+                try:
+                    loaded = await in_own_thread(
+                        lambda: LoadedSnapshot(self._store, manifest, golden, holders), f"load {name}"
+                    )
+                except OSError as error:
+                    raise RuntimeFailure(f"the snapshot {name} cannot be loaded: {error.strerror}") from error
                 self._loaded[manifest.build] = loaded
             self._users[manifest.build] = self._users.get(manifest.build, 0) + 1
         return loaded
@@ -189,6 +206,39 @@ class Loading:
         except (SnapshotDamaged, UnknownSnapshot):
             return None
         return None
+
+
+class Holds:
+    """Snapshots that are kept in memory, with VMs of them in stock, though no VM may use them now."""
+
+    def __init__(self, loading: Loading, stock: Stock[QemuVm, Source]) -> None:
+        self._loading = loading
+        self._stock = stock
+        self._held: dict[str, list[LoadedSnapshot]] = {}
+        """By name, one for each `hold`; a name that came again may stand for two snapshots."""
+
+    async def hold(self, name: str) -> None:
+        """Raises what `Loading.use` does."""
+        loaded = await self._loading.use(name)
+        self._held.setdefault(name, []).append(loaded)
+        if loaded.manifest.snapshot.kind == "full":
+            self._stock.add(loaded.name, loaded)
+
+    async def let_go(self, name: str) -> None:
+        """Undo one `hold`, if there is one."""
+        held = self._held.get(name)
+        if not held:
+            return
+        loaded = held.pop()
+        if not held:
+            del self._held[name]
+        if loaded not in held:
+            await self._stock.remove(loaded.name)
+        self._loading.done(loaded)
+
+    def clear(self) -> None:
+        """Forget all, at the end, when stock and memory are given back at once."""
+        self._held.clear()
 
 
 def _check_fit(manifest: Manifest) -> None:

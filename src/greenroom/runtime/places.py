@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from greenroom.config import VmConfig
 from greenroom.runtime import namespaces
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Machine
@@ -40,6 +41,20 @@ class Place:
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
+
+
+def limits_of(machine: Machine, settings: VmConfig) -> Limits:
+    """What a VM's cgroup allows its QEMU."""
+    size = machine.size
+    cache = 0 if machine.accelerator == "kvm" else machine.tcg_cache_mib
+    return Limits(
+        # Twice, because the first VM to touch a page that is a hole in the golden's RAM is charged for that
+        # page and for its own copy of it. It happens once for each page of a golden, whoever comes first.
+        memory=(2 * size.memory_mib + settings.memory_overhead_mib + cache) << 20,
+        cpus=size.cpus + settings.cpu_headroom,
+        pids=settings.pids_max,
+        cpu_shares=settings.cpu_shares,
+    )
 
 
 def make(

@@ -25,7 +25,7 @@ from greenroom.images.cache import publish
 from greenroom.images.commands import find
 from greenroom.runtime import capture, disks, guestclient, memory, namespaces, places, probe
 from greenroom.runtime import golden as goldens
-from greenroom.runtime.cgroups import Cgroups, Limits
+from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.command import Machine, qemu
 from greenroom.runtime.engine import (
     Adopted,
@@ -40,10 +40,10 @@ from greenroom.runtime.engine import (
     quiet,
 )
 from greenroom.runtime.golden import Loaded, Source
-from greenroom.runtime.loading import LoadedSnapshot, Loading, boot
+from greenroom.runtime.loading import Holds, LoadedSnapshot, Loading, boot
 from greenroom.runtime.measuring import choose_mode
 from greenroom.runtime.onhand import Goldens
-from greenroom.runtime.places import Place, destroy_owner
+from greenroom.runtime.places import Place, destroy_owner, limits_of
 from greenroom.runtime.slots import Origin, Slot, Slots
 from greenroom.runtime.snapshots import Store
 from greenroom.runtime.stock import Stock
@@ -65,7 +65,7 @@ class QemuRuntime:
         self._cache = spec.cache
         spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._slots = Slots(spec.home, self._settings.uid_base)
-        self._fence = Fence(self._slots, Cgroups.detect(), self._limits)
+        self._fence = Fence(self._slots, Cgroups.detect(), lambda machine: limits_of(machine, self._settings))
         self._images: dict[str, Image] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
@@ -76,7 +76,6 @@ class QemuRuntime:
         self._loading = Loading(self._store, self._on_hand.of, self._holders)
         self._uses: dict[str, LoadedSnapshot] = {}
         """By the VM that was restored from it."""
-        self._held: dict[str, list[LoadedSnapshot]] = {}
         self._stock: Stock[QemuVm, Source] = Stock(
             self,
             Wants(
@@ -87,22 +86,11 @@ class QemuRuntime:
             os.cpu_count() or 1,
             self._has_room,
         )
+        self._holds = Holds(self._loading, self._stock)
 
     def _has_room(self) -> bool:
         """Whether the host has so much memory that some of it may go into the stock."""
         return psutil.virtual_memory().available >> 20 > self._spec.config.pools.memory_floor_mib
-
-    def _limits(self, machine: Machine) -> Limits:
-        size, settings = machine.size, self._settings
-        cache = 0 if machine.accelerator == "kvm" else machine.tcg_cache_mib
-        return Limits(
-            # Twice, because the first VM to touch a page that is a hole in the golden's RAM is charged for that
-            # page and for its own copy of it. It happens once for each page of a golden, whoever comes first.
-            memory=(2 * size.memory_mib + settings.memory_overhead_mib + cache) << 20,
-            cpus=size.cpus + settings.cpu_headroom,
-            pids=settings.pids_max,
-            cpu_shares=settings.cpu_shares,
-        )
 
     async def describe(self, progress: Progress = quiet) -> EngineInfo:
         if self._info is None:
@@ -221,39 +209,28 @@ class QemuRuntime:
         return vm
 
     async def _restore_snapshot(self, snapshot: Snapshot) -> Vm:
+        loaded = await self._loading.use(snapshot.name)
         try:
-            loaded = await self._loading.use(snapshot.name)
-        except OSError as error:
-            raise RuntimeFailure(
-                f"the snapshot {snapshot.name} could not be read: {error.strerror}"
-            ) from error
-        try:
-            if loaded.manifest.snapshot.kind == "full":
-                vm = await self._restore(loaded, loaded.name)
-                vm.slot.inherit(loaded.controls)
-            else:
-                vm = await boot(
-                    self._fence,
-                    self._cache,
-                    loaded,
-                    self._stock.take_place(loaded.golden.digest),
-                    self._settings.qmp_deadline,
-                )
-                self._vms[vm.name] = vm
+            vm = await self._make_child(loaded)
         except BaseException:
             self._loading.done(loaded)
             raise
         self._uses[vm.name] = loaded
-        vm.slot.remember(
-            Origin(
-                golden=loaded.golden.digest,
-                template=snapshot.template,
-                size=snapshot.size,
-                build=loaded.golden.build,
-                snapshot=snapshot.name,
-                snapshot_build=loaded.manifest.build,
-            )
-        )
+        try:
+            vm.slot.inherit(loaded.controls)
+            await asyncio.to_thread(disks.adopt_layers, vm.directory, loaded.layers)
+            vm.slot.remember(loaded.origin())
+        except OSError as error:
+            await self.stop(vm)
+            raise RuntimeFailure(f"a VM could not be written down: {error.strerror}") from error
+        return vm
+
+    async def _make_child(self, loaded: LoadedSnapshot) -> QemuVm:
+        if loaded.manifest.snapshot.kind == "full":
+            return await self._restore(loaded, loaded.name)
+        place = self._stock.take_place(loaded.golden.digest)
+        vm = await boot(self._fence, self._cache, loaded, place, self._settings.qmp_deadline)
+        self._vms[vm.name] = vm
         return vm
 
     async def _restore(self, loaded: Source, shelf: str) -> QemuVm:
@@ -297,21 +274,10 @@ class QemuRuntime:
         await asyncio.to_thread(self._store.remove, name)
 
     async def hold(self, snapshot: Snapshot) -> None:
-        loaded = await self._loading.use(snapshot.name)
-        self._held.setdefault(snapshot.name, []).append(loaded)
-        if loaded.manifest.snapshot.kind == "full":
-            self._stock.add(loaded.name, loaded)
+        await self._holds.hold(snapshot.name)
 
     async def let_go(self, snapshot: Snapshot) -> None:
-        held = self._held.get(snapshot.name)
-        if not held:
-            return
-        loaded = held.pop()
-        if loaded not in held:
-            await self._stock.remove(loaded.name)
-        if not held:
-            self._held.pop(snapshot.name, None)
-        self._loading.done(loaded)
+        await self._holds.let_go(snapshot.name)
 
     async def _loads(self, vm: QemuVm) -> bool:
         """Whether a QEMU from the stock, which may have died in this moment, takes its state; else it is removed."""
@@ -387,8 +353,9 @@ class QemuRuntime:
 
     async def start(self, vm: Vm) -> None:
         own = self._own(vm)
-        await own.execute("cont")
-        own.state = "running"
+        async with own.moving:
+            await own.execute("cont")
+            own.state = "running"
 
     async def sync(self, vm: Vm, deadline: float) -> None:
         own = self._own(vm)
@@ -412,8 +379,9 @@ class QemuRuntime:
 
     async def pause(self, vm: Vm) -> None:
         own = self._own(vm)
-        await own.execute("stop")
-        own.state = "paused"
+        async with own.moving:
+            await own.execute("stop")
+            own.state = "paused"
 
     async def resume(self, vm: Vm) -> None:
         await self.start(vm)
@@ -426,9 +394,10 @@ class QemuRuntime:
 
     async def revive(self, vm: Vm) -> bool:
         own = self._own(vm)
-        if (await own.execute("query-status"))["status"] != "io-error":
-            return False
-        await own.execute("cont")
+        async with own.moving:
+            if (await own.execute("query-status"))["status"] != "io-error":
+                return False
+            await own.execute("cont")
         return True
 
     async def stop(self, vm: Vm) -> None:
@@ -476,7 +445,7 @@ class QemuRuntime:
 
     def _close_goldens(self) -> None:
         self._loading.close()
-        self._held.clear()
+        self._holds.clear()
         self._on_hand.close()
 
     async def sweep(self) -> dict[str, int]:

@@ -29,7 +29,7 @@ import msgspec
 
 from greenroom.errors import BadRequest, RuntimeFailure, SnapshotDamaged, UnknownSnapshot
 from greenroom.images.base import Image
-from greenroom.runtime import memory
+from greenroom.runtime import disks, memory
 from greenroom.runtime.command import Machine
 from greenroom.runtime.engine import Golden, Snapshot
 
@@ -91,6 +91,9 @@ class Draft:
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write a file and flush it to the disk."""
+        self.parts[name] = self._put(name, chunks)
+
+    def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
         total, size = hashlib.sha256(), 0
         fd = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
@@ -103,7 +106,7 @@ class Draft:
             os.fsync(fd)
         finally:
             os.close(fd)
-        self.parts[name] = Part(size, total.hexdigest())
+        return Part(size, total.hexdigest())
 
     def take(self, name: str, source: str, *, link: bool) -> None:
         """Have the file behind `source`, a path below `/proc/<pid>/fd`, by a hard link where that can be, else copied.
@@ -111,25 +114,13 @@ class Draft:
         Nobody may be writing it any more.
         """
         target = self._directory / name
-        if not (link and self._link(source, target)):
+        if link and disks.link(source, target):
+            target.chmod(0o400)
+        else:
             self._copy(source, target)
         with open(target, "rb", buffering=0) as file:
             os.fsync(file.fileno())
             self.parts[name] = self._store.digest(file.fileno())
-
-    def _link(self, source: str, target: Path) -> bool:
-        here = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            # By a directory's descriptor, since only linkat(2) can follow a link of /proc to the file itself.
-            os.link(source, target.name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=True)
-        except OSError as error:
-            if error.errno in (errno.EXDEV, errno.ENOENT, errno.EMLINK, errno.EPERM):
-                return False  # another file system, or a file whose last name is gone
-            raise
-        finally:
-            os.close(here)
-        target.chmod(0o400)
-        return True
 
     def _copy(self, source: str, target: Path) -> None:
         origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
@@ -147,7 +138,7 @@ class Draft:
         """Make it a snapshot, for good when this returns."""
         raw = msgspec.json.encode(manifest)
         sealed = _Sealed(hashlib.sha256(raw).hexdigest(), msgspec.Raw(raw))
-        self.write("manifest.json", [msgspec.json.encode(sealed)])
+        self._put("manifest.json", [msgspec.json.encode(sealed)])
         flush(self._directory)
         self._directory.rename(self._store.directory / self.name)
         try:

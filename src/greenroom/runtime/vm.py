@@ -61,6 +61,8 @@ class QemuVm:
         self._giving = asyncio.Lock()
         self.capturing = asyncio.Lock()
         """Held while the VM is captured: one at a time."""
+        self.moving = asyncio.Lock()
+        """Held while its CPUs are stopped or let go on, and through the pause of a capture."""
         self.ended = asyncio.Event()
         self.state = "new"
 

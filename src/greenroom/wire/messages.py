@@ -146,6 +146,12 @@ class SnapshotList(msgspec.Struct, frozen=True):
     snapshots: list[SnapshotInfo]
 
 
+class RollbackRequest(msgspec.Struct, frozen=True):
+    """Let a sandbox go on from a snapshot that was taken of it."""
+
+    snapshot_id: str
+
+
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make sandboxes that go on where a running one stands, one for each of `keys`; it goes on too."""
 

@@ -109,6 +109,12 @@ class ForkBody(msgspec.Struct, frozen=True):
     count: int | None = None
 
 
+class RollbackBody(msgspec.Struct, frozen=True):
+    """The body of `/rollback`, which E2B does not have: a snapshot that was taken of the sandbox, by id or name."""
+
+    snapshot_id: str = msgspec.field(name="snapshotID")
+
+
 class SnapshotBody(msgspec.Struct, frozen=True):
     """The body of `/snapshots`."""
 

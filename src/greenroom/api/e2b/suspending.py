@@ -18,6 +18,7 @@ from greenroom.api.e2b.schemas import (
     ForkEntry,
     PauseBody,
     ResumeBody,
+    RollbackBody,
     SnapshotBody,
     check_timeout,
     micros,
@@ -97,6 +98,14 @@ class Suspending:
             return ForkEntry(error=ErrorBody(error.status, error.message))
         return ForkEntry(sandbox=await self._dialect.sandbox_answer(sandbox))
 
+    async def roll_back(self, request: Request) -> Response:
+        """`POST /sandboxes/{id}/rollback`: 200 and the sandbox, which goes on from one of its own snapshots."""
+        owner, sandbox_id = await self._mine(request)
+        body = await self._dialect.read(request, RollbackBody)
+        snapshot = await self._fleet.snapshot(owner, body.snapshot_id)
+        sandbox = await self._fleet.roll_back(sandbox_id, snapshot.snapshot_id)
+        return json_response(await self._dialect.sandbox_answer(sandbox))
+
     async def take(self, request: Request) -> Response:
         """`POST /sandboxes/{id}/snapshots`: 201 once it is on disk."""
         _, sandbox_id = await self._mine(request)
@@ -150,6 +159,7 @@ class Suspending:
             "/sandboxes/{id}/resume": {"POST": self.resume},
             "/sandboxes/{id}/fork": {"POST": self.fork},
             "/sandboxes/{id}/snapshots": {"POST": self.take},
+            "/sandboxes/{id}/rollback": {"POST": self.roll_back},
             "/snapshots": {"GET": self.list},
             "/templates/{id}": {"DELETE": self.delete_template},
         }
