@@ -161,7 +161,10 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Port = 8700
     """Its port; 0 takes a free one."""
     domain: str = ""
-    """`<port>-<sandbox>.<domain>` reaches a port of a sandbox; empty means `localhost:<port>`."""
+    """`<port>-<sandbox>.<domain>` reaches a port of a sandbox; empty means `localhost:<port>`, and with TLS
+    `sandbox.localhost`. With TLS it gets the TLS port (unless that is 443) if it names none."""
+    tls_port: Port | None = None
+    """Port of a second listener, with TLS for the domain's names (docs/tls.md); 0 takes a free one, None is none."""
     idle_timeout: Length = 640.0
     """Seconds a stream may be silent; longer than any keep-alive that E2B's clients ask for."""
     max_connections: Positive = 10_000

@@ -12,6 +12,7 @@ import pytest
 from greenroom.config import NodesConfig
 from greenroom.errors import SetupError
 from greenroom.node import relay as relay_module
+from greenroom.node.relay_targets import CONNECT_PAUSES
 from tests.support.guests import (
     SANDBOX,
     Raw,
@@ -83,6 +84,33 @@ async def test_unknown_sandbox_is_answered_as_e2b_clients_expect() -> None:
 
 
 @on_both_loops
+async def test_a_person_with_a_browser_gets_a_page_and_a_program_json() -> None:
+    browser = "accept: text/html,*/*;q=0.8\r\n"
+    async with relaying() as (_relay, address, directory):
+        directory.add()
+        for fields, page in (
+            (browser + "sec-fetch-mode: navigate\r\n", True),
+            (browser + "sec-fetch-mode: cors\r\n", False),
+            (browser, False),
+            ("accept: */*\r\nsec-fetch-mode: navigate\r\n", False),
+            ("", False),
+        ):
+            status, body = await answer_of(address, head(port=8123, fields=fields))
+            assert status == 502
+            if page:
+                assert body.startswith(b"<!doctype html>")
+                assert b"The sandbox is running but port is not open" in body
+                assert SANDBOX.encode() in body
+            else:
+                assert json.loads(body)["port"] == 8123
+        # Whatever stands in it of the client's is no markup.
+        odd = head(sandbox="<script>alert(1)</script>", fields=browser + "sec-fetch-mode: navigate\r\n")
+        _status, body = await answer_of(address, odd)
+        assert b"&lt;script&gt;" in body
+        assert b"<script" not in body
+
+
+@on_both_loops
 async def test_closed_port_is_tried_again_then_named() -> None:
     async with relaying() as (_relay, address, directory):
         target = directory.add()
@@ -94,7 +122,7 @@ async def test_closed_port_is_tried_again_then_named() -> None:
             "port": 8123,
             "code": 502,
         }
-        assert target.attempts == [8123] * (len(relay_module.CONNECT_PAUSES) + 1)
+        assert target.attempts == [8123] * (len(CONNECT_PAUSES) + 1)
 
 
 @on_both_loops

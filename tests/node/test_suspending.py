@@ -25,6 +25,7 @@ from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.messages import (
     ClaimRequest,
     ForkRequest,
+    Inbound,
     Lifespan,
     Sandbox,
     SnapshotRequest,
@@ -317,6 +318,31 @@ async def test_forks_are_others_and_nothing_is_left_of_the_way(
     assert all(fork.metadata == made.metadata and fork.confirm_by is not None for fork in forks)
     assert not runtime.saved
     assert await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b", "c"], ttl=60.0)) == answer
+
+
+async def test_a_fork_of_a_private_sandbox_is_private_with_a_token_of_its_own(
+    keeper: Keeper, branching: Branching, ask: Ask
+) -> None:
+    inbound = Inbound(public=False, mask_host="localhost:${PORT}")
+    made = await claimed(keeper, ask(inbound=inbound))
+    answer = await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b"], ttl=60.0))
+    forks = [fork.sandbox for fork in answer.forks if fork.sandbox is not None]
+    assert [fork.inbound for fork in forks] == [inbound] * 2
+    assert None not in {fork.traffic_token for fork in forks}
+    assert len({fork.traffic_token for fork in forks} | {made.traffic_token}) == 3
+
+
+async def test_a_private_sandbox_is_private_after_a_pause_and_signatures_find_it_if_requests_wake_it(
+    keeper: Keeper, ask: Ask
+) -> None:
+    wakes = Lifespan(auto_pause=True, auto_resume=True)
+    made = await claimed(keeper, ask(inbound=Inbound(public=False), lifespan=wakes))
+    other = await claimed(keeper, ask("k2"))
+    for sandbox in (made, other):
+        await keeper.pause(sandbox.sandbox_id)
+    assert dict(keeper.tokens()) == {made.sandbox_id: made.token}
+    resumed = await keeper.resume(made.sandbox_id, 60.0)
+    assert (resumed.sandbox.inbound, resumed.sandbox.traffic_token) == (made.inbound, made.traffic_token)
 
 
 async def test_one_fork_that_fails_stands_beside_those_that_did_not(

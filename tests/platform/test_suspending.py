@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import httpx
 import pytest
 from e2b import Sandbox, SandboxState
 from e2b.exceptions import SandboxException
 
-from tests.support.platform import Platform
+from tests.support.platform import Platform, until
 
 pytestmark = pytest.mark.vm
 
@@ -20,12 +19,6 @@ import time
 for n in range(10**9):
     open('/tmp/n', 'w').write(str(n)); time.sleep(0.05)
 """
-
-
-def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass in time"
 
 
 def boot_id(box: Sandbox) -> str:

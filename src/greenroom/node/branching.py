@@ -111,6 +111,7 @@ class Branching:
                 env=inner.env,
                 owner=sandbox.owner,
                 lifespan=sandbox.lifespan,
+                inbound=sandbox.inbound,
             )
             try:
                 return Fork(sandbox=await self._keeper.claim(claim, source))

@@ -26,7 +26,7 @@ from greenroom.node.deadlines import Deadlines
 from greenroom.node.journal import Inner, Journal
 from greenroom.node.observing import Asked, History, Sampler
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
-from greenroom.wire.messages import Past, Sandbox, TimeoutRequest
+from greenroom.wire.messages import Inbound, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _LOOK_AT_CLOCK = 5.0
 
 
 class Live:
-    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay.Target`)."""
+    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay_targets.Target`)."""
 
     def __init__(self, key: str, sandbox: Sandbox, vm: Vm | None, inner: Inner) -> None:
         self.key = key
@@ -100,6 +100,20 @@ class Live:
         if self.vm is None:
             raise ConnectionRefusedError("the sandbox is paused")
         return await self.vm.connect(port)
+
+    @property
+    def inbound(self) -> Inbound:
+        return self.sandbox.inbound
+
+    @property
+    def traffic_token(self) -> str | None:
+        return self.sandbox.traffic_token
+
+    async def connect_inside(self, port: int) -> socket.socket:
+        """A connected socket to a port of the guest's loopback."""
+        if self.vm is None:
+            raise ConnectionRefusedError("the sandbox is paused")
+        return await self.vm.connect_inside(port)
 
 
 class Residents:

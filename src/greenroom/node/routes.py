@@ -12,6 +12,7 @@ from greenroom.errors import BadRequest
 from greenroom.node.branching import Branching
 from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
+from greenroom.node.signatures import owner_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Snapshot
 from greenroom.wire import logs, metrics
@@ -24,6 +25,8 @@ from greenroom.wire.messages import (
     ResumeRequest,
     RollbackRequest,
     SandboxList,
+    SignatureOwner,
+    SignedUrl,
     SnapshotList,
     SnapshotRequest,
     TimeoutRequest,
@@ -114,6 +117,10 @@ def routes(
     async def confirm(request: Request) -> Response:
         return json_response(await keeper.confirm(request.path_params["sandbox_id"]))
 
+    async def signatures(request: Request) -> Response:
+        url = await read_json(request, SignedUrl)
+        return json_response(SignatureOwner(owner_of(url, keeper.tokens())))
+
     async def set_pools(request: Request) -> Response:
         specs = await read_json(request, list[PoolSpec])
         await warmer.set_pools(specs, lambda _step, _done: None)
@@ -139,6 +146,7 @@ def routes(
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),
         endpoint("DELETE", "/v1/snapshots/{snapshot_id}", delete_snapshot, ("api", "operator")),
+        endpoint("POST", "/v1/signatures", signatures, ("proxy",)),
         endpoint("PUT", "/v1/pools", set_pools, ("master",)),
         endpoint("GET", "/v1/status", node_status, ("master", "operator")),
     ]

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from greenroom.api.e2b.errors import CreateUnknown, NotSupported
+from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
 from greenroom.api.e2b.observing import Observing
@@ -82,6 +83,8 @@ class Dialect:
         key = claim_key(owner, header)
         body = await self.read(request, NewSandbox)
         check_create(body, self._api)
+        secure = bool(body.secure) if secure is None else secure
+        inbound = inbound_of(body.network, secure=secure)
         source = await self._source(owner, body.template_id)
         snapshot = source.snapshot_id if isinstance(source, SnapshotInfo) else ""
         template = source if isinstance(source, Template) else None
@@ -94,8 +97,9 @@ class Dialect:
             ttl=float(timeout if body.timeout is None else body.timeout),
             metadata=body.metadata or {},
             env=body.env_vars or {},
-            secure=bool(body.secure) if secure is None else secure,
+            secure=secure,
             owner=owner,
+            inbound=inbound,
             wait=self._claims.queue_wait,
         )
         try:

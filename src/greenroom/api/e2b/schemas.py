@@ -266,12 +266,9 @@ _REFUSED: dict[str, Callable[[NewSandbox], bool]] = {
     "volumeMounts": lambda body: bool(body.volume_mounts),
     "iam": lambda body: bool(body.iam),
     # Guests reach no network, so `denyOut` is kept already; all that would open or change a way out is not.
-    "network.allowPublicTraffic: false": lambda body: _network(body).allow_public_traffic is False,
     "network.allowOut": lambda body: bool(_network(body).allow_out),
     "network.dnsServers": lambda body: bool(_network(body).dns_servers),
     "network.egressProxy": lambda body: _network(body).egress_proxy is not None,
-    "network.maskRequestHost": lambda body: bool(_network(body).mask_request_host),
-    "network.httpsPorts": lambda body: bool(_network(body).https_ports),
     "network.rules": lambda body: bool(_network(body).rules),
 }
 """Each option that would have to be kept and cannot be, with what tells that it was asked for."""
@@ -324,6 +321,7 @@ def sandbox_body(sandbox: Sandbox, template: Template | None, domain: str) -> Sa
         client_id=node_code_of(sandbox.sandbox_id),
         alias=sandbox.template,
         envd_access_token=sandbox.token or msgspec.UNSET,
+        traffic_access_token=sandbox.traffic_token,
         domain=domain or None,
     )
 
