@@ -1,15 +1,29 @@
 """A pytest plugin for the SDK's own suite: one JSON line for each test with what became of it.
 
 Loaded with `-p recorder` by `compat/run.py`; COMPAT_RECORD names the file. A test has failed when any of its phases
-has, and a skip counts as not passed.
+has, and a skip counts as not passed. Some tests open `https://<get_host()>`: names below COMPAT_DOMAIN lead to this
+machine, as a resolver for the domain would have it.
 """
 
 import json
 import os
+import socket
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+
+_resolve = socket.getaddrinfo
+_domain = os.environ.get("COMPAT_DOMAIN", "").partition(":")[0]
+
+
+def _resolve_here(host: Any, *arguments: Any, **options: Any) -> Any:
+    name = host.decode() if isinstance(host, bytes) else host
+    here = isinstance(name, str) and bool(_domain) and name.endswith("." + _domain)
+    return _resolve("127.0.0.1" if here else host, *arguments, **options)
+
+
+socket.getaddrinfo = _resolve_here
 
 _outcomes: dict[str, dict[str, Any]] = {}
 

@@ -39,6 +39,7 @@ TOOLS = (
     "python-dotenv>=1,<2",
 )
 """What the tree's own development group names."""
+PLUGINS = ("-p", "recorder", "-p", "no:cacheprovider")
 KEY = "e2b_" + "0" * 40
 
 
@@ -47,7 +48,9 @@ def tree_of(path: Path) -> Path:
     for candidate in (path, path / "packages" / "python-sdk"):
         if (candidate / "e2b" / "__init__.py").is_file() and (candidate / "tests").is_dir():
             return candidate.resolve()
-    sys.exit(f"{path} is no checkout of the E2B SDK: neither it nor its packages/python-sdk has e2b/ and tests/")
+    sys.exit(
+        f"{path} is no checkout of the E2B SDK: neither it nor its packages/python-sdk has e2b/ and tests/"
+    )
 
 
 def environment(sdk: str, name: str) -> Path:
@@ -66,7 +69,9 @@ def environment(sdk: str, name: str) -> Path:
 def version_of(python: Path) -> str:
     """The version of the SDK that is installed beside this Python."""
     code = "import importlib.metadata; print(importlib.metadata.version('e2b'))"
-    return subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [str(python), "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def run_tests(
@@ -76,7 +81,7 @@ def run_tests(
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as record:
         done = subprocess.run(
-            [str(python), "-m", "pytest", "-q", "-p", "recorder", "-p", "no:cacheprovider", "--tb=native", *arguments, *FOLDERS],
+            [str(python), "-m", "pytest", "-q", *PLUGINS, "--tb=native", *arguments, *FOLDERS],
             cwd=tree,
             env={
                 **inherited,
@@ -104,9 +109,11 @@ def platform(options: list[str]) -> Iterator[dict[str, str]]:
     """A platform on a state directory of its own; gives the variables that `greenroom env` prints."""
     with tempfile.TemporaryDirectory(prefix="greenroom-compat-") as directory:
         state = Path(directory) / "state"
-        greenroom(state, "up", "--detach", "--port", "0", *options)
+        greenroom(state, "up", "--detach", "--port", "0", "--tls-port", "0", *options)
         try:
-            yield dict(json.loads(greenroom(state, "env", "--json")))
+            plain, tls = (json.loads(greenroom(state, "env", "--json", *more)) for more in ((), ("--tls",)))
+            # The API and the agent by their plain addresses, what is opened by name by HTTPS.
+            yield {**plain, "SSL_CERT_FILE": tls["SSL_CERT_FILE"], "COMPAT_DOMAIN": tls["E2B_DOMAIN"]}
         finally:
             greenroom(state, "down")
 
@@ -151,15 +158,16 @@ def report(results: dict[str, list[dict[str, Any]]], machine: str) -> str:
         "# Compatibility with the E2B SDK",
         "",
         "The server tests of the E2B Python SDK's own suite (github.com/e2b-dev/E2B, `packages/python-sdk/tests`), run",
-        "against `greenroom up` with real microVMs. This page is written by `make compat SDK=PATH`. A skip counts as not",
-        "passed.",
+        "against `greenroom up` with real microVMs. This page is written by `make compat SDK=PATH`. A skip counts as",
+        "not passed.",
         "",
         machine,
         "",
     ]
     for version, rows in results.items():
         passed = sum(row["outcome"] == "passed" for row in rows)
-        lines += [f"## With e2b {version}: {passed} of {len(rows)} pass", "", "| file | passed | not passed |", "|---|---|---|"]
+        title = f"## With e2b {version}: {passed} of {len(rows)} pass"
+        lines += [title, "", "| file | passed | not passed |", "|---|---|---|"]
         files: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         for row in rows:
             files[row["test"].partition("::")[0].removeprefix("tests/")].append(row)
@@ -180,7 +188,9 @@ def report(results: dict[str, list[dict[str, Any]]], machine: str) -> str:
 
 def conditions() -> str:
     """The machine in one line."""
-    qemu = subprocess.run(["qemu-system-x86_64", "--version"], check=False, capture_output=True, text=True).stdout
+    qemu = subprocess.run(
+        ["qemu-system-x86_64", "--version"], check=False, capture_output=True, text=True
+    ).stdout
     today = datetime.datetime.now(datetime.UTC).date()
     return f"{today}, {os.cpu_count()} CPUs, Linux {os.uname().release}, {qemu.splitlines()[0] if qemu else 'no QEMU'}."
 
@@ -191,9 +201,13 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--sdk", type=Path, required=True, help="checkout of the SDK")
-    parser.add_argument("--also", default="", metavar="VERSION", help="run the same tests with this published version too")
+    parser.add_argument(
+        "--also", default="", metavar="VERSION", help="run them with this published version too"
+    )
     parser.add_argument("--only", default="", metavar="EXPRESSION", help="pytest's -k")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="tests at the same time (default 2)")
+    parser.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="tests at the same time (default 2)"
+    )
     parser.add_argument("--warm", type=int, default=6, metavar="N", help="sandboxes kept warm (default 6)")
     parser.add_argument("--up", default="", metavar="OPTIONS", help="more options for `greenroom up`")
     parser.add_argument("--out", type=Path, default=None, help="write the page to this file")
@@ -205,9 +219,13 @@ def main() -> int:
         classify(tree)
         return 0
     wanted = needing()
-    selection = ["-n", str(arguments.workers)] + (["-k", arguments.only] if arguments.only else [])
+    # One process needs no workers: they would only be more of them beside the emulated guests.
+    workers = [] if arguments.workers == 1 else ["-n", str(arguments.workers)]
+    selection = workers + (["-k", arguments.only] if arguments.only else [])
     results: dict[str, list[dict[str, Any]]] = {}
-    sdks = [(str(tree), "tree")] + ([(f"e2b=={arguments.also}", f"e2b-{arguments.also}")] if arguments.also else [])
+    sdks = [(str(tree), "tree")] + (
+        [(f"e2b=={arguments.also}", f"e2b-{arguments.also}")] if arguments.also else []
+    )
     for sdk, name in sdks:
         python = environment(sdk, name)
         with platform(["--warm", str(arguments.warm), *arguments.up.split()]) as variables:
