@@ -4,9 +4,9 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
-SOURCES := src tests bench
+SOURCES := src tests bench compat
 
-.PHONY: help setup dev run test lint format bench faults lock clean
+.PHONY: help setup dev run test lint format bench faults compat lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ bench: ## measure all there is (about 20 minutes; QUICK=1 for a look), JSON in b
 
 faults: setup ## kill the node 100 times under load and look for what is lost, doubled or left (about 15 minutes)
 	@$(BIN)/greenroom bench faults --kills 100 --out bench-results/faults
+
+compat: dev ## the E2B SDK's own tests, SDK=PATH of its checkout; writes docs/compatibility.md (about half an hour)
+	@test -n "$(SDK)" || { echo 'make compat SDK=PATH: a checkout of github.com/e2b-dev/E2B is needed' >&2; exit 2; }
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python compat/run.py --sdk "$(SDK)" --also 2.63.0 --out docs/compatibility.md \
+		--json $(RESULTS)/compat.json $(COMPAT_ARGS)
 
 lock: dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install -q uv
