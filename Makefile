@@ -6,7 +6,7 @@ export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
 SOURCES := src tests bench compat
 
-.PHONY: help setup dev run test lint format bench faults compat lock clean
+.PHONY: help setup dev run test test-long lint format bench faults compat lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,10 @@ run: setup ## the main job: start the platform, one sandbox, one command, stop; 
 	@$(BIN)/greenroom demo $(DEMO_ARGS)
 
 test: dev ## everything that a change must not break (boots real microVMs; as root)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: dev ## what takes longer: whole benchmarks and fault runs, kills between any two steps
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 lint: dev ## ruff, mypy --strict, the floors of the architecture
 	@$(BIN)/ruff check $(SOURCES)
