@@ -4,9 +4,9 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
-SOURCES := src tests bench compat
+SOURCES := src tests bench compat scripts
 
-.PHONY: help setup dev run test lint format bench faults compat lock clean
+.PHONY: help setup dev run test lint format docs bench faults compat lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ lint: dev ## ruff, mypy --strict, the floors of the architecture
 format: dev ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+docs: dev ## write the README's table of supported calls anew
+	@$(BIN)/python scripts/tables.py
 
 RESULTS := bench-results
 ifdef QUICK

@@ -31,6 +31,7 @@ def node() -> Path:
 
 @pytest.mark.timeout(600)
 def test_the_tour_by_the_javascript_sdk(node: Path, sdk: Platform) -> None:
+    """E2B#1158: the JavaScript files API sent no routing headers, which broke one address for all sandboxes."""
     tour = JS / "tour.mjs"
     done = subprocess.run(
         [str(node), "--test-reporter=tap", str(tour)],
