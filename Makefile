@@ -88,4 +88,4 @@ lock: dev ## write the lock files anew from pyproject.toml
 		-o requirements/bench.lock
 
 clean: ## remove what `make setup` made in this folder (images stay in the cache)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) tests/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
