@@ -4,9 +4,9 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
-SOURCES := src tests bench compat
+SOURCES := src tests bench compat scripts
 
-.PHONY: help setup dev run test test-long lint format bench faults compat lock clean
+.PHONY: help setup dev run test test-long lint format bench faults compat docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ lint: dev ## ruff, mypy --strict, the floors of the architecture
 format: dev ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+docs: dev ## write the README's table of supported calls anew
+	@$(BIN)/python scripts/tables.py
 
 RESULTS := bench-results
 ifdef QUICK
@@ -88,4 +91,4 @@ lock: dev ## write the lock files anew from pyproject.toml
 		-o requirements/bench.lock
 
 clean: ## remove what `make setup` made in this folder (images stay in the cache)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) tests/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -32,12 +32,12 @@ def clock_is_right(box: Sandbox) -> bool:
 
 
 def test_a_paused_sandbox_goes_on_where_it_stood_time_and_again(sdk: Platform) -> None:
+    """E2B#884, E2B#736, E2B#582: changes lost from the second pause on, a second resume that fails."""
     box = Sandbox.create(timeout=300, envs={"MINE": "yes"}, metadata={"m": "1"})
     box.files.write("/home/user/counter.py", COUNTER)
     box.commands.run("python3 /home/user/counter.py", background=True, timeout=0)
     until(lambda: box.files.exists("/tmp/n"))
     boot = boot_id(box)
-    # Changes lost from the second pause on, and a second resume that fails, are what people complain about elsewhere.
     for turn in range(3):
         box.files.write(f"turn-{turn}", str(turn))
         before = int(box.files.read("/tmp/n") or 0)

@@ -212,6 +212,32 @@ class LogBody(msgspec.Struct, frozen=True):
     fields: dict[str, str]
 
 
+class LogsBody(msgspec.Struct, frozen=True):
+    """The answer of `/v2/…/logs`."""
+
+    logs: list[LogBody]
+
+
+class LineBody(msgspec.Struct, frozen=True):
+    """E2B's `SandboxLog`, the older form of an entry."""
+
+    timestamp: str
+    line: str
+
+
+class OldLogsBody(msgspec.Struct, frozen=True, rename="camel"):
+    """E2B's `SandboxLogs`, the answer of `/logs`: the same entries in both forms."""
+
+    logs: list[LineBody]
+    log_entries: list[LogBody]
+
+
+class LatestBody(msgspec.Struct, frozen=True):
+    """The answer of `/sandboxes/metrics`: the last sample of each sandbox that has one, by id."""
+
+    sandboxes: dict[str, MetricBody]
+
+
 class TemplateBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """E2B's `Template`."""
 
