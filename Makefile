@@ -4,9 +4,9 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
-SOURCES := src tests bench
+SOURCES := src tests bench compat scripts
 
-.PHONY: help setup dev run test lint format bench faults lock clean
+.PHONY: help setup dev run test test-long lint format bench faults compat docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,10 @@ run: setup ## the main job: start the platform, one sandbox, one command, stop; 
 	@$(BIN)/greenroom demo $(DEMO_ARGS)
 
 test: dev ## everything that a change must not break (boots real microVMs; as root)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: dev ## what takes longer: whole benchmarks and fault runs, kills between any two steps
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 lint: dev ## ruff, mypy --strict, the floors of the architecture
 	@$(BIN)/ruff check $(SOURCES)
@@ -32,6 +35,9 @@ lint: dev ## ruff, mypy --strict, the floors of the architecture
 format: dev ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+docs: dev ## write the README's table of supported calls anew
+	@$(BIN)/python scripts/tables.py
 
 RESULTS := bench-results
 ifdef QUICK
@@ -67,6 +73,12 @@ bench: ## measure all there is (about 20 minutes; QUICK=1 for a look), JSON in b
 faults: setup ## kill the node 100 times under load and look for what is lost, doubled or left (about 15 minutes)
 	@$(BIN)/greenroom bench faults --kills 100 --out bench-results/faults
 
+compat: dev ## the E2B SDK's own tests, SDK=PATH of its checkout; writes docs/compatibility.md (about half an hour)
+	@test -n "$(SDK)" || { echo 'make compat SDK=PATH: a checkout of github.com/e2b-dev/E2B is needed' >&2; exit 2; }
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python compat/run.py --sdk "$(SDK)" --also 2.63.0 --out docs/compatibility.md \
+		--json $(RESULTS)/compat.json $(COMPAT_ARGS)
+
 lock: dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install -q uv
 	@$(BIN)/uv pip compile -q --upgrade --no-emit-index-url --no-emit-find-links --generate-hashes --no-header \
@@ -79,4 +91,4 @@ lock: dev ## write the lock files anew from pyproject.toml
 		-o requirements/bench.lock
 
 clean: ## remove what `make setup` made in this folder (images stay in the cache)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) tests/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,6 +22,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Length = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 """A length of time that cannot be nothing, in the unit that the field's text names."""
 Amount = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+LONGEST_TIMEOUT = 366 * 86_400
+"""Seconds: a year. A node refuses to let a sandbox live longer, so no setting may promise it."""
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,8 +35,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds a sandbox lives when a v2 create names no timeout (E2B's default)."""
     default_timeout_v1: Positive = 15
     """The same for v1, whose contract had this shorter default."""
-    max_timeout: Positive = 86_400
-    """Seconds; E2B's largest plan allows one day."""
+    max_timeout: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_TIMEOUT)] = 86_400
+    """Seconds; E2B's largest plan allows one day. A year (366 days) is the most there is."""
     max_metadata: Count = 64
     """Pairs of metadata, and separately of environment variables, in one create."""
     page_limit: Positive = 100
@@ -161,7 +163,10 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Port = 8700
     """Its port; 0 takes a free one."""
     domain: str = ""
-    """`<port>-<sandbox>.<domain>` reaches a port of a sandbox; empty means `localhost:<port>`."""
+    """`<port>-<sandbox>.<domain>` reaches a port of a sandbox; empty means `localhost:<port>`, and with TLS
+    `sandbox.localhost`. With TLS it gets the TLS port (unless that is 443) if it names none."""
+    tls_port: Port | None = None
+    """Port of a second listener, with TLS for the domain's names (docs/tls.md); 0 takes a free one, None is none."""
     idle_timeout: Length = 640.0
     """Seconds a stream may be silent; longer than any keep-alive that E2B's clients ask for."""
     max_connections: Positive = 10_000

@@ -13,6 +13,7 @@ import pytest
 from greenroom.errors import NodeUnavailable, NotRunning, PoolDry, RuntimeFailure
 from greenroom.store.keys import revoke_api_key
 from greenroom.wire.ids import new_sandbox_id
+from greenroom.wire.messages import Inbound
 from tests.support.cluster import http
 
 BODY = {"templateID": "base"}
@@ -64,6 +65,36 @@ def test_v1_has_its_own_defaults(client, node):
     assert node.claims[-1].ttl == 300.0
 
 
+def test_what_is_asked_of_incoming_requests_reaches_the_node(client, node):
+    network = {
+        "allowPublicTraffic": False,
+        "maskRequestHost": "localhost:${PORT}",
+        "httpsPorts": [8443, 443, 443],
+    }
+    body = create(client, network=network)
+    kept = node.sandboxes[body["sandboxID"]]
+    assert node.claims[-1].inbound == Inbound(
+        public=False, mask_host="localhost:${PORT}", https_ports=(443, 8443)
+    )
+    assert body["trafficAccessToken"] == kept.traffic_token
+    assert body["trafficAccessToken"] not in (None, "", body["envdAccessToken"])
+    again = client.post(f"/v2/sandboxes/{kept.sandbox_id}/connect", json={"timeout": 10}).json()
+    assert again["trafficAccessToken"] == kept.traffic_token
+    # Lists are for looking, not for getting in.
+    for path in ("/v2/sandboxes", f"/sandboxes/{kept.sandbox_id}"):
+        assert kept.traffic_token not in client.get(path).text
+
+
+def test_private_ports_without_a_secure_sandbox_are_refused_in_v1(client, node):
+    private = {"network": {"allowPublicTraffic": False}}
+    before = len(node.claims)
+    refused = client.post("/sandboxes", json=BODY | private)
+    assert refused.status_code == 400
+    assert "secure" in refused.json()["message"]
+    assert len(node.claims) == before
+    assert client.post("/sandboxes", json=BODY | private | {"secure": True}).status_code == 201
+
+
 def test_chunked_bodies_are_read(client):
     body = json.dumps(BODY).encode()
     response = client.post("/v2/sandboxes", content=iter([body[:5], body[5:]]))
@@ -87,10 +118,7 @@ def test_what_is_harmless_is_accepted(client):
     [
         ({"volumeMounts": [{"name": "v", "path": "/v"}]}, "volumeMounts"),
         ({"iam": {"tokens": {"t": {"audience": "a", "tokenType": "b"}}}}, "iam"),
-        ({"network": {"allowPublicTraffic": False}}, "network.allowPublicTraffic"),
         ({"network": {"egressProxy": {"address": "h:1"}}}, "network.egressProxy"),
-        ({"network": {"maskRequestHost": "h"}}, "network.maskRequestHost"),
-        ({"network": {"httpsPorts": [443]}}, "network.httpsPorts"),
         ({"network": {"rules": {"h": []}}}, "network.rules"),
     ],
 )

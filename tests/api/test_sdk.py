@@ -163,7 +163,7 @@ def test_an_unknown_outcome_without_a_key_is_not_repeated(opts, node):
 
 
 def test_what_cannot_be_kept_is_refused(opts):
-    for options in ({"network": {"allow_public_traffic": False}},):
+    for options in ({"network": {"rules": {"h": []}}},):
         with pytest.raises(SandboxException, match="not supported"):
             Sandbox.create(**opts, **options)
     assert Sandbox.create(**opts, allow_internet_access=False, network={"deny_out": ["0.0.0.0/0"]})

@@ -107,6 +107,14 @@ def test_a_target_is_met_up_to_its_limit(value: float | None, verdict: str) -> N
     assert reports.target_table([target]).rows[0][-1] == verdict
 
 
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(None, "not measured"), (1.2, "met"), (3.0, "met"), (1.19, "missed")]
+)
+def test_a_target_can_be_a_least(value: float | None, verdict: str) -> None:
+    target = Target(name="ratio", value=value, limit=1.2, unit="", at_least=True)
+    assert (target.verdict, target.aim) == (verdict, "≥ 1.2")
+
+
 def test_each_reason_of_failures_is_a_line() -> None:
     summary = summarise([Sample(1.0), Sample(None, "b"), Sample(None, "a"), Sample(None, "b")])
     assert reports.failure_lines([("bare", summary)]) == [

@@ -64,6 +64,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--store", "etcd"], "--store etcd is not there yet"),
         (["up", "--store", "oracle"], "--store oracle is unknown"),
         (["up", "--port", "70000"], "--port 70000: choose between 0"),
+        (["up", "--tls-port", "-1"], "--tls-port -1: choose between 0"),
+        (["up", "--port", "9000", "--tls-port", "9000"], "--tls-port 9000: --port has it already"),
         (["up", "--warm", "-1"], "--warm -1"),
         (["up", "--domain", "a b"], "--domain a b: not a host name"),
         (["up", "--domain", "localhost:0"], "not a host name"),

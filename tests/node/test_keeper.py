@@ -22,7 +22,7 @@ from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, quiet
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Inbound, PoolSpec, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn
 from tests.node.conftest import SMALL
 from tests.support.waiting import until
@@ -61,6 +61,34 @@ async def test_no_two_sandboxes_share_a_secret(keeper: Keeper, runtime: Simulate
 
 async def test_an_insecure_sandbox_has_no_token(keeper: Keeper, ask: Ask) -> None:
     assert (await keeper.claim(ask(secure=False))).token is None
+
+
+async def test_private_ports_have_a_token_that_outlives_the_node(
+    keeper: Keeper, ask: Ask, runtime: SimulatedRuntime, tmp_path: Path
+) -> None:
+    inbound = Inbound(public=False, mask_host="localhost:${PORT}", https_ports=(8443,))
+    sandbox = await claimed(keeper, ask(inbound=inbound))
+    assert sandbox.traffic_token is not None
+    assert len(sandbox.traffic_token) == 64
+    assert sandbox.traffic_token != sandbox.token
+    other = await claimed(keeper, ask("k2", inbound=inbound))
+    assert other.traffic_token != sandbox.traffic_token
+    assert (await claimed(keeper, ask("k3"))).traffic_token is None
+    live = keeper.lookup(sandbox.sandbox_id)
+    assert live is not None
+    assert (live.inbound, live.traffic_token) == (inbound, sandbox.traffic_token)
+    read_again = Journal(tmp_path / "journal.db")
+    kept = {entry.key: entry.sandbox for entry, *_rest in read_again.running()}
+    assert kept["k1"] == sandbox
+    read_again.close()
+
+
+async def test_the_same_key_with_another_wish_for_incoming_requests_is_refused(
+    keeper: Keeper, ask: Ask
+) -> None:
+    await claimed(keeper, ask())
+    with pytest.raises(KeyConflict):
+        await keeper.claim(ask(inbound=Inbound(public=False)))
 
 
 async def test_the_same_key_gives_the_same_sandbox(

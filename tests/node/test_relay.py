@@ -10,8 +10,9 @@ import socket
 import pytest
 
 from greenroom.config import NodesConfig
-from greenroom.errors import SetupError
+from greenroom.errors import RuntimeFailure, SetupError, UnknownSandbox
 from greenroom.node import relay as relay_module
+from greenroom.node.relay_targets import CONNECT_PAUSES
 from tests.support.guests import (
     SANDBOX,
     Raw,
@@ -83,6 +84,33 @@ async def test_unknown_sandbox_is_answered_as_e2b_clients_expect() -> None:
 
 
 @on_both_loops
+async def test_a_person_with_a_browser_gets_a_page_and_a_program_json() -> None:
+    browser = "accept: text/html,*/*;q=0.8\r\n"
+    async with relaying() as (_relay, address, directory):
+        directory.add()
+        for fields, page in (
+            (browser + "sec-fetch-mode: navigate\r\n", True),
+            (browser + "sec-fetch-mode: cors\r\n", False),
+            (browser, False),
+            ("accept: */*\r\nsec-fetch-mode: navigate\r\n", False),
+            ("", False),
+        ):
+            status, body = await answer_of(address, head(port=8123, fields=fields))
+            assert status == 502
+            if page:
+                assert body.startswith(b"<!doctype html>")
+                assert b"The sandbox is running but port is not open" in body
+                assert SANDBOX.encode() in body
+            else:
+                assert json.loads(body)["port"] == 8123
+        # Whatever stands in it of the client's is no markup.
+        odd = head(sandbox="<script>alert(1)</script>", fields=browser + "sec-fetch-mode: navigate\r\n")
+        _status, body = await answer_of(address, odd)
+        assert b"&lt;script&gt;" in body
+        assert b"<script" not in body
+
+
+@on_both_loops
 async def test_closed_port_is_tried_again_then_named() -> None:
     async with relaying() as (_relay, address, directory):
         target = directory.add()
@@ -94,7 +122,7 @@ async def test_closed_port_is_tried_again_then_named() -> None:
             "port": 8123,
             "code": 502,
         }
-        assert target.attempts == [8123] * (len(relay_module.CONNECT_PAUSES) + 1)
+        assert target.attempts == [8123] * (len(CONNECT_PAUSES) + 1)
 
 
 @on_both_loops
@@ -429,3 +457,34 @@ async def test_bytes_beyond_the_request_never_reach_the_guest() -> None:
             received = await got
             assert received.endswith(b"Connection: close\r\n\r\n" + body)
             assert b"/init" not in received
+
+
+@on_both_loops
+async def test_a_request_waits_for_the_sandbox_that_it_wakes_and_for_its_service() -> None:
+    async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(OK)
+
+    async with relaying() as (_relay, address, directory):
+        target = directory.add()
+        target.asleep = asyncio.Event()
+        asking = asyncio.get_running_loop().create_task(answer_of(address, head(port=8000)))
+        await eventually(lambda: _relay.statistics().connecting == 1)
+        assert target.attempts == []
+        target.asleep.set()
+        # A service that was starting when its sandbox was paused needs longer than one tries otherwise.
+        await eventually(lambda: len(target.attempts) > len(CONNECT_PAUSES) + 1)
+        async with guest_listening(target, 8000, guest):
+            assert await asking == (200, b"ok")
+
+
+@on_both_loops
+async def test_a_request_for_a_sandbox_that_cannot_be_woken_is_told_why() -> None:
+    async with relaying() as (_relay, address, directory):
+        target = directory.add()
+        target.refuses = RuntimeFailure("no room for it")
+        status, body = await answer_of(address, head(port=8000))
+        assert status == 503
+        assert b"no room for it" in body
+        target.refuses = UnknownSandbox("it has ended")
+        assert (await answer_of(address, head(port=8000)))[0] == 502

@@ -15,9 +15,11 @@ from greenroom.node.relay_heads import (
     Forward,
     Refusal,
     decide,
+    forward,
     is_internal,
     parse,
 )
+from greenroom.wire.messages import Inbound
 
 TOKEN = "secret"
 SANDBOX = "iabcd" + "0" * 15
@@ -31,7 +33,9 @@ def request(
 
 
 def playbook(raw: bytes) -> Forward | Refusal:
-    return decide(parse(raw), lambda offered: offered == TOKEN)
+    head = parse(raw)
+    route = decide(head, lambda offered: offered == TOKEN)
+    return route if isinstance(route, Refusal) else forward(head, route, Inbound(), None)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.messages import (
     ClaimRequest,
     ForkRequest,
+    Inbound,
     Lifespan,
     Sandbox,
     SnapshotRequest,
@@ -151,12 +152,12 @@ async def test_at_its_time_out_it_is_paused_and_a_request_wakes_it(
     await until(lambda: keeper.get(made.sandbox_id).state == "paused")
     live = keeper.lookup(made.sandbox_id)
     assert live is not None
-    await asyncio.gather(*(live.ready() for _ in range(5)))
+    assert await asyncio.gather(*(live.ready() for _ in range(5))) == [True] * 5
     assert len(runtime.vms) == 1
     woken = keeper.get(made.sandbox_id)
     assert woken.state == "running"
     assert woken.ends_at - keeper._clock.now() == pytest.approx(300, abs=60)
-    await live.ready()
+    assert await live.ready() is False
 
 
 async def test_a_request_that_comes_while_it_is_being_paused_waits_and_wakes_it(
@@ -317,6 +318,31 @@ async def test_forks_are_others_and_nothing_is_left_of_the_way(
     assert all(fork.metadata == made.metadata and fork.confirm_by is not None for fork in forks)
     assert not runtime.saved
     assert await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b", "c"], ttl=60.0)) == answer
+
+
+async def test_a_fork_of_a_private_sandbox_is_private_with_a_token_of_its_own(
+    keeper: Keeper, branching: Branching, ask: Ask
+) -> None:
+    inbound = Inbound(public=False, mask_host="localhost:${PORT}")
+    made = await claimed(keeper, ask(inbound=inbound))
+    answer = await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b"], ttl=60.0))
+    forks = [fork.sandbox for fork in answer.forks if fork.sandbox is not None]
+    assert [fork.inbound for fork in forks] == [inbound] * 2
+    assert None not in {fork.traffic_token for fork in forks}
+    assert len({fork.traffic_token for fork in forks} | {made.traffic_token}) == 3
+
+
+async def test_a_private_sandbox_is_private_after_a_pause_and_signatures_find_it_if_requests_wake_it(
+    keeper: Keeper, ask: Ask
+) -> None:
+    wakes = Lifespan(auto_pause=True, auto_resume=True)
+    made = await claimed(keeper, ask(inbound=Inbound(public=False), lifespan=wakes))
+    other = await claimed(keeper, ask("k2"))
+    for sandbox in (made, other):
+        await keeper.pause(sandbox.sandbox_id)
+    assert dict(keeper.tokens()) == {made.sandbox_id: made.token}
+    resumed = await keeper.resume(made.sandbox_id, 60.0)
+    assert (resumed.sandbox.inbound, resumed.sandbox.traffic_token) == (made.inbound, made.traffic_token)
 
 
 async def test_one_fork_that_fails_stands_beside_those_that_did_not(

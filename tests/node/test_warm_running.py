@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,8 +22,6 @@ SMALL = Size("small", 1, 512, 4096)
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[QemuRuntime]:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     runtime = QemuRuntime(
         RoleSpec(role="node", replica=0, state_dir=str(tmp_path), cache_dir=str(default_cache_dir()))
     )

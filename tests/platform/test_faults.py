@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,15 +15,9 @@ from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
 from greenroom.config import default_cache_dir
-from tests.support.platform import Platform
+from tests.support.platform import Platform, until
 
 pytestmark = [pytest.mark.vm, pytest.mark.fault]
-
-
-def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass in time"
 
 
 def listed() -> set[str]:
@@ -131,8 +125,6 @@ def test_a_frozen_vm_does_not_hold_up_others_and_can_be_killed(sdk: Platform) ->
 def test_a_clock_that_is_set_ends_nothing_and_guests_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     step = tmp_path / "step"
     step.write_text("0", encoding="ascii")
     monkeypatch.setenv("GREENROOM_TEST_CLOCK", str(step))
@@ -172,8 +164,6 @@ def replace(path: Path, text: str) -> None:
 def test_a_damaged_golden_is_made_anew_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     # A cache of the test's own, linked to the shared one: what is damaged here must harm nobody else.
     cache = tmp_path / "cache"
     linked = subprocess.run(

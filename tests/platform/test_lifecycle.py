@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
 from greenroom.runtime.cgroups import Cgroups
-from tests.support.platform import Platform
+from tests.support.platform import Platform, until
 
 pytestmark = [pytest.mark.vm, pytest.mark.fault]
 
@@ -24,8 +23,6 @@ def fresh(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Platform]:
     """A platform of the test's own; whatever the test does to it, it is down at the end and nothing is left."""
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     platform = Platform(tmp_path / "state")
     if "stocked" not in request.fixturenames:
         # Without a stock every QEMU is a member or a sandbox, so that they can be counted.
@@ -45,12 +42,6 @@ def fresh(
 @pytest.fixture
 def stocked() -> None:
     """Lets `fresh` keep the stock of places and waiting QEMUs that it has by default."""
-
-
-def until(condition, deadline: float = 60.0) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass in time"
 
 
 def test_down_takes_running_and_warm_sandboxes_with_it(fresh: Platform) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import httpx
 import pytest
 from e2b import Sandbox, SandboxState
 from e2b.exceptions import SandboxException
 
-from tests.support.platform import Platform
+from tests.support.platform import Platform, until
 
 pytestmark = pytest.mark.vm
 
@@ -20,12 +19,6 @@ import time
 for n in range(10**9):
     open('/tmp/n', 'w').write(str(n)); time.sleep(0.05)
 """
-
-
-def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass in time"
 
 
 def boot_id(box: Sandbox) -> str:
@@ -39,12 +32,12 @@ def clock_is_right(box: Sandbox) -> bool:
 
 
 def test_a_paused_sandbox_goes_on_where_it_stood_time_and_again(sdk: Platform) -> None:
+    """E2B#884, E2B#736, E2B#582: changes lost from the second pause on, a second resume that fails."""
     box = Sandbox.create(timeout=300, envs={"MINE": "yes"}, metadata={"m": "1"})
     box.files.write("/home/user/counter.py", COUNTER)
     box.commands.run("python3 /home/user/counter.py", background=True, timeout=0)
     until(lambda: box.files.exists("/tmp/n"))
     boot = boot_id(box)
-    # Changes lost from the second pause on, and a second resume that fails, are what people complain about elsewhere.
     for turn in range(3):
         box.files.write(f"turn-{turn}", str(turn))
         before = int(box.files.read("/tmp/n") or 0)

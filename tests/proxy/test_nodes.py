@@ -18,7 +18,10 @@ def told(*codes: str, port: int = 1000) -> NodeList:
 def test_first_list_is_taken() -> None:
     membership = Membership()
     membership.learn(told("aaaa", "bbbb"), 0)
-    assert membership.relays == {"aaaa": Relay("127.0.0.1", 1000), "bbbb": Relay("127.0.0.1", 1000)}
+    assert membership.relays == {
+        "aaaa": Relay("127.0.0.1", 1000, "http://127.0.0.1:1"),
+        "bbbb": Relay("127.0.0.1", 1000, "http://127.0.0.1:1"),
+    }
 
 
 def test_a_move_is_believed_at_once() -> None:

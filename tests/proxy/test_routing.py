@@ -127,6 +127,7 @@ async def test_refusals_are_json_in_e2bs_form(tmp_path: Path) -> None:
         proxy = await stage.start()
         one = "E2b-Sandbox-Id and E2b-Sandbox-Port belong together; one is missing"
         port = "the sandbox port must be a number from 1 to 65535"
+        once = "E2b-Sandbox-Id and E2b-Sandbox-Port are sent once"
         for fields, message in (
             ((f"E2b-Sandbox-Id: {ID}",), one),
             (("E2b-Sandbox-Port: 80",), one),
@@ -135,7 +136,9 @@ async def test_refusals_are_json_in_e2bs_form(tmp_path: Path) -> None:
             ((f"E2b-Sandbox-Id: {ID}", "E2b-Sandbox-Port: 080"), port),
             ((f"E2b-Sandbox-Id: {ID}", "E2b-Sandbox-Port: 8e1"), port),
             ((f"E2b-Sandbox-Id: {ID}", "E2b-Sandbox-Port: "), port),
-            ((f"E2b-Sandbox-Id: {ID}", "E2b-Sandbox-Port: 80", "E2b-Sandbox-Port: 80"), port),
+            ((f"E2b-Sandbox-Id: {ID}", "E2b-Sandbox-Port: 80", "E2b-Sandbox-Port: 80"), once),
+            ((f"E2b-Sandbox-Id: {ID}", f"E2b-Sandbox-Id: {ID}", "E2b-Sandbox-Port: 80"), once),
+            ((f"E2b-Sandbox-Id: {ID},{ID}", "E2b-Sandbox-Port: 80,81"), port),
         ):
             status, body = await ask(proxy, "/", "127.0.0.1", *fields)
             assert (status, json.loads(body)) == (400, {"code": 400, "message": message}), fields

@@ -242,3 +242,62 @@ async def test_a_guest_that_never_hears_is_given_up_at_the_deadline() -> None:
         vm.connect = never  # type: ignore[method-assign]
         with pytest.raises(TimeoutError):
             await guestclient.request(vm, "GET", "/health", deadline=0.1)
+
+
+# A way to the guest's loopback
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        b"",
+        b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 404 Not Found\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n220 I speak first",
+        b"nonsense",
+        b"HTTP/1.1 101 " + b"x" * 100_000,
+    ],
+)
+async def test_any_answer_but_an_open_way_is_a_closed_port(answered: bytes) -> None:
+    async def answer(_request: bytes) -> bytes:
+        return answered
+
+    async with guest(answer) as vm:
+        with pytest.raises(ConnectionRefusedError):
+            await guestclient.open_inside(vm, 8000, "control")
+
+
+async def test_an_agent_that_says_nothing_is_a_closed_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guestclient, "INSIDE_DEADLINE", 0.05)
+
+    async def answer(_request: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with guest(answer) as vm:
+        with pytest.raises(ConnectionRefusedError):
+            await guestclient.open_inside(vm, 8000, "control")
+
+
+async def test_the_open_way_is_handed_out_as_it_is() -> None:
+    asked = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set_result(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: greenroom-loopback\r\n\r\n")
+        writer.write((await reader.readexactly(4)).upper())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    vm = LoopbackVm(server.sockets[0].getsockname()[1])
+    sock = await guestclient.open_inside(vm, 8000, "the-secret")
+    assert (await asked).startswith(b"GET /upgrade/loopback/8000 HTTP/1.1\r\n")
+    assert b"\r\nX-Greenroom-Control: the-secret\r\n" in await asked
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, b"ping")
+    assert await loop.sock_recv(sock, 100) == b"PING"
+    sock.close()
+    server.close()
+    await server.wait_closed()

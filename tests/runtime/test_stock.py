@@ -168,8 +168,6 @@ async def test_none_is_possible() -> None:
 
 @pytest.mark.vm
 async def test_restores_come_from_the_stock_and_closing_leaves_nothing(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     runtime = QemuRuntime(spec_in(tmp_path, stock_slots=2, stock_waiting=2))
     try:
         golden = await _golden(runtime)
@@ -193,8 +191,6 @@ async def test_restores_come_from_the_stock_and_closing_leaves_nothing(tmp_path:
 
 @pytest.mark.vm
 async def test_a_dead_nodes_stock_is_swept_and_never_adopted(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     dead = QemuRuntime(spec_in(tmp_path, stock_slots=1, stock_waiting=1))
     heir = QemuRuntime(spec_in(tmp_path))
     try:
@@ -213,8 +209,6 @@ async def test_a_dead_nodes_stock_is_swept_and_never_adopted(tmp_path: Path) -> 
 
 @pytest.mark.vm
 async def test_a_stocked_qemu_that_is_killed_costs_no_restore(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
     runtime = QemuRuntime(spec_in(tmp_path, stock_waiting=1))
     try:
         golden = await _golden(runtime)

@@ -246,6 +246,8 @@ class FakeNode:
             metadata=claim.metadata,
             owner=claim.owner,
             token=secrets.token_hex(16) if claim.secure else None,
+            inbound=claim.inbound,
+            traffic_token=None if claim.inbound.public else secrets.token_hex(32),
             confirm_by=now + 20,
             network=claim.network,
         )

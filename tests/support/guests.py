@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from greenroom.config import NodesConfig
 from greenroom.errors import GreenroomError
 from greenroom.node.relay import Relay
+from greenroom.wire.messages import Inbound
 
 TOKEN = "relay-secret"
 SANDBOX = "i" + "abcd" + "0" * 15
@@ -24,7 +26,11 @@ class FakeTarget:
     def __init__(self, sandbox_id: str, owner: str = "owner") -> None:
         self.sandbox_id = sandbox_id
         self.owner = owner
+        self.inbound = Inbound()
+        self.traffic_token: str | None = None
         self.ports: dict[int, int] = {}
+        self.inside: dict[int, int] = {}
+        """Ports of services that only the guest itself could reach, were it not for its agent."""
         self.attempts: list[int] = []
         self.connecting = asyncio.Event()
         self.hold: asyncio.Event | None = None
@@ -34,23 +40,30 @@ class FakeTarget:
         self.refuses: GreenroomError | None = None
         """What `ready` raises after that."""
 
-    async def ready(self) -> None:
+    async def ready(self) -> bool:
         if self.asleep is not None:
             await self.asleep.wait()
         if self.refuses is not None:
             raise self.refuses
+        return self.asleep is not None
 
     async def connect(self, port: int) -> socket.socket:
         self.attempts.append(port)
         self.connecting.set()
         if self.hold is not None:
             await self.hold.wait()
-        if port not in self.ports:
+        return await self._dial(self.ports, port)
+
+    async def connect_inside(self, port: int) -> socket.socket:
+        return await self._dial(self.inside, port)
+
+    async def _dial(self, ports: dict[int, int], port: int) -> socket.socket:
+        if port not in ports:
             raise ConnectionRefusedError(111, "Connection refused")
         sock = socket.socket()
         sock.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.ports[port]))
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", ports[port]))
         except BaseException:
             sock.close()
             raise
@@ -87,8 +100,19 @@ async def relaying(
 
 
 @contextlib.asynccontextmanager
-async def guest_listening(target: FakeTarget, port: int, handler: Handler) -> AsyncIterator[None]:
-    """`handler` serves `port` of `target`; what it raises beyond a lost connection fails the test."""
+async def guest_listening(
+    target: FakeTarget,
+    port: int,
+    handler: Handler,
+    *,
+    inside: bool = False,
+    secured: ssl.SSLContext | None = None,
+) -> AsyncIterator[None]:
+    """`handler` serves `port` of `target`; what it raises beyond a lost connection fails the test.
+
+    `inside`: on the guest's own loopback only. `secured`: with TLS.
+    """
+    ports = target.inside if inside else target.ports
     errors: list[BaseException] = []
     running: set[asyncio.Task[None]] = set()
 
@@ -98,7 +122,7 @@ async def guest_listening(target: FakeTarget, port: int, handler: Handler) -> As
         running.add(task)
         try:
             await handler(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
             pass
         except BaseException as error:
             errors.append(error)
@@ -106,8 +130,8 @@ async def guest_listening(target: FakeTarget, port: int, handler: Handler) -> As
             running.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    target.ports[port] = server.sockets[0].getsockname()[1]
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=secured)
+    ports[port] = server.sockets[0].getsockname()[1]
     try:
         yield
     finally:
@@ -116,7 +140,7 @@ async def guest_listening(target: FakeTarget, port: int, handler: Handler) -> As
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await server.wait_closed()
-        target.ports.pop(port, None)
+        ports.pop(port, None)
     assert not errors, errors
 
 

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ def greenroom(*arguments: str, check: bool = True, **options: Any) -> subprocess
     )  # fmt: skip
     assert not check or done.returncode == 0, f"greenroom {arguments} said: {done.stdout}{done.stderr}"
     return done
+
+
+def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
+    """Return as soon as `condition` holds; fail past `deadline` seconds. For states that have no event to wait on."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass in time"
+        time.sleep(0.05)
 
 
 class Platform:

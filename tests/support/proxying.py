@@ -31,11 +31,11 @@ DEADLINE = 20.0
 """Seconds for a process to get ready or to end."""
 
 
-def node_info(code: str, address: tuple[str, int]) -> NodeInfo:
+def node_info(code: str, address: tuple[str, int], api_url: str = "http://127.0.0.1:1") -> NodeInfo:
     status = NodeStatus(
         name=f"node-{code}",
         code=code,
-        api_url="http://127.0.0.1:1",
+        api_url=api_url,
         relay_host=address[0],
         relay_port=address[1],
         engine="simulated",
@@ -59,13 +59,13 @@ class StubMaster:
         self._revision = 1
         self._changed = asyncio.Event()
 
-    def set(self, code: str, address: tuple[str, int] | None) -> None:
+    def set(self, code: str, address: tuple[str, int] | None, api_url: str = "http://127.0.0.1:1") -> None:
         """Add or move a node; with None, remove it."""
         if address is None:
             self.nodes.pop(code, None)
         else:
             self._addresses[code] = address
-            self.nodes[code] = node_info(code, address)
+            self.nodes[code] = node_info(code, address, api_url)
         self._revision += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -96,6 +96,8 @@ class StubApi:
         self.stop: Callable[[], Awaitable[None]]
         self.entered = asyncio.Event()
         self.release = asyncio.Event()
+        self.more: dict[str, str] = {}
+        """Further headers of its answers."""
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.path == "/hold":
@@ -111,7 +113,7 @@ class StubApi:
             "headers": [[name.lower(), value] for name, value in request.headers.items()],
             "size": len(body),
         }
-        return web.json_response(seen)
+        return web.json_response(seen, headers=self.more)
 
 
 async def serve(handler: Any, path: str = "/{anything:.*}") -> tuple[str, Callable[[], Awaitable[None]]]:
@@ -131,7 +133,7 @@ class ProxyProcess:
     def __init__(self, process: asyncio.subprocess.Process, log: Path, home: Path) -> None:
         self.process = process
         self.home = home
-        self.host, self.port, self.envoy_pid = "", 0, 0
+        self.host, self.port, self.envoy_pid, self.tls_port = "", 0, 0, 0
         self._log = log
 
     @property
@@ -141,6 +143,10 @@ class ProxyProcess:
     @property
     def address(self) -> tuple[str, int]:
         return self.host, self.port
+
+    @property
+    def tls_address(self) -> tuple[str, int]:
+        return self.host, self.tls_port
 
     @property
     def url(self) -> str:
@@ -248,17 +254,20 @@ class Stage:
         told = json.loads(line)
         host, _, port = told["url"].removeprefix("http://").rpartition(":")
         proxy.host, proxy.port, proxy.envoy_pid = host, int(port), told["detail"]["envoy_pid"]
+        proxy.tls_port = int(told["detail"].get("tls_url", ":0").rpartition(":")[2])
         return proxy
 
     async def start(self, **proxy: Any) -> ProxyProcess:
         return await self.ready(await self.launch(self.spec(**proxy)))
 
     @contextlib.asynccontextmanager
-    async def node(self, code: str, config: NodesConfig | None = None) -> AsyncIterator[FakeDirectory]:
+    async def node(
+        self, code: str, config: NodesConfig | None = None, api_url: str = "http://127.0.0.1:1"
+    ) -> AsyncIterator[FakeDirectory]:
         """A node with a real relay, known to the master for the length of the block."""
         async with relaying(config, self.token) as (relay, address, directory):
             self.relays[code] = relay
-            self.master.set(code, address)
+            self.master.set(code, address, api_url)
             try:
                 yield directory
             finally:

@@ -122,7 +122,12 @@ def read_one(directory: Path, section: Section) -> Result:
 
 def _restore(content: bytes) -> Stored:
     found = msgspec.json.decode(content, type=restore.RestoreReport)
-    return Stored(conditions=found.conditions, tables=restore.tables(found), notes=restore.notes(found))
+    return Stored(
+        conditions=found.conditions,
+        tables=restore.tables(found),
+        notes=restore.notes(found),
+        targets=restore.targets(found),
+    )
 
 
 def _faults(content: bytes) -> Stored:
@@ -239,7 +244,7 @@ def _targets(words: Words, results: list[Result]) -> str:
         [
             [
                 entry.name,
-                f"≤ {entry.limit:g}{entry.unit}",
+                entry.aim,
                 "–" if entry.value is None else f"{cell(entry.value)}{entry.unit}",
                 f"**{entry.verdict}**" if entry.verdict == "missed" else entry.verdict,
             ]

@@ -65,19 +65,26 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure that was aimed at: `value` should be `limit` at most. None when it was not measured."""
+    """A figure that was aimed at: `value` should be `limit` at most, or at least. None when it was not measured."""
 
     name: str
     value: float | None
     limit: float
     unit: str
+    at_least: bool = False
+
+    @property
+    def aim(self) -> str:
+        """What was aimed at, for people."""
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g}{self.unit}"
 
     @property
     def verdict(self) -> str:
         """`met`, `missed` or, without a value, `not measured`."""
         if self.value is None:
             return "not measured"
-        return "met" if self.value <= self.limit else "missed"
+        met = self.value >= self.limit if self.at_least else self.value <= self.limit
+        return "met" if met else "missed"
 
 
 class Meter(Protocol):
@@ -276,10 +283,7 @@ def target_table(targets: Sequence[Target]) -> Table:
     return Table(
         "Targets",
         ["figure", "target", "measured", ""],
-        [
-            [entry.name, f"≤ {entry.limit:g}{entry.unit}", f"{cell(entry.value)}{entry.unit}", entry.verdict]
-            for entry in targets
-        ],
+        [[entry.name, entry.aim, f"{cell(entry.value)}{entry.unit}", entry.verdict] for entry in targets],
     )
 
 

@@ -27,6 +27,7 @@ from greenroom.bench.report import (
     Conditions,
     Meter,
     Table,
+    Target,
     cell,
     finish,
     gather_conditions,
@@ -461,6 +462,11 @@ def tables(report: RestoreReport) -> list[Table]:
         ),
         *([] if report.supply is None else supply.tables(report.supply)),
     ]
+
+
+def targets(report: RestoreReport) -> list[Target]:
+    """What was aimed at."""
+    return [] if report.supply is None else supply.targets(report.supply)
 
 
 def notes(report: RestoreReport) -> list[str]:

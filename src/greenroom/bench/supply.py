@@ -19,7 +19,7 @@ import psutil
 
 import greenroom
 from greenroom.bench.lanes import in_lanes, unbroken
-from greenroom.bench.report import Meter, Table, cell, reason
+from greenroom.bench.report import Meter, Table, Target, cell, reason
 from greenroom.bench.stages import StagedRuntime, memory_of
 from greenroom.config import RoleSpec, VmConfig
 from greenroom.errors import GreenroomError, RuntimeFailure
@@ -325,3 +325,34 @@ def held_table(rows: list[HeldRow]) -> Table:
             for row in rows
         ],
     )
+
+
+LEAST = {"nothing": 1.2, "stock": 5.0}
+"""Ratio to the bare loop that is aimed at."""
+MOST_MIB = {"paused": 20e6 / (1 << 20), "answered": 50e6 / (1 << 20)}
+"""PSS of a copy-on-write VM of 256 MB that is aimed at: 20 MB, and 50 MB after the agent's first answer."""
+
+
+def targets(figures: Figures) -> list[Target]:
+    """What was aimed at."""
+    made = [
+        Target(
+            name=f"restore from {entry.supply} over the bare loop",
+            value=entry.median_ratio,
+            limit=LEAST[entry.supply],
+            unit="",
+            at_least=True,
+        )
+        for entry in figures.summaries
+        if entry.supply in LEAST
+    ]
+    return made + [
+        Target(
+            name=f"memory of a VM, {row.mode}, {row.state}",
+            value=row.pss_mib,
+            limit=round(MOST_MIB[row.state], 1),
+            unit=" MiB",
+        )
+        for row in figures.held
+        if row.mode == "cow"
+    ]

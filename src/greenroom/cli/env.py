@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from greenroom.cli.options import JsonOption, KeyFileOption, StateDirOption, examples, state_dir_of
+
+if TYPE_CHECKING:
+    from greenroom.cli.target import Target
 
 
 def register(app: typer.Typer) -> None:
@@ -14,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             'eval "$(greenroom env)"',
+            'eval "$(greenroom env --tls)"    # by names and HTTPS alone, as with E2B itself',
             "greenroom env --json",
             "greenroom env --key-file ./ci.key",
         )
@@ -22,6 +28,9 @@ def register(app: typer.Typer) -> None:
 
 def env(
     context: typer.Context,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Everything by HTTPS and host name: E2B_DOMAIN and SSL_CERT_FILE.")
+    ] = False,
     json: JsonOption = False,
     key_file: KeyFileOption = None,
     state_dir: StateDirOption = None,
@@ -30,17 +39,33 @@ def env(
     from greenroom.cli.output import print_json
     from greenroom.cli.target import find_target
 
-    target = find_target(state_dir_of(context, state_dir), key_file)
-    values = {
-        "E2B_API_KEY": target.key,
-        "E2B_API_URL": target.url,
-        "E2B_SANDBOX_URL": target.url,
-        "E2B_DOMAIN": target.domain,
-    }
+    state = state_dir_of(context, state_dir)
+    target = find_target(state, key_file)
+    # With E2B_DEBUG set, to whatever, the SDKs talk to fixed local ports instead of the URLs here.
+    unset = ["E2B_DEBUG"]
+    values = {"E2B_API_KEY": target.key, "E2B_DOMAIN": target.domain}
+    if tls:
+        values["SSL_CERT_FILE"] = _bundle(state, target)
+        # They would win over the domain.
+        unset += ["E2B_API_URL", "E2B_SANDBOX_URL"]
+    else:
+        values |= {"E2B_API_URL": target.url, "E2B_SANDBOX_URL": target.url}
     if json:
         print_json(values)
         return
     for name, value in values.items():
         print(f"export {name}={shlex.quote(value)}")
-    # With it set, to whatever, the SDKs talk to fixed local ports instead of the URLs above.
-    print("unset E2B_DEBUG")
+    print(f"unset {' '.join(unset)}")
+
+
+def _bundle(state: Path, target: Target) -> str:
+    """The file with the authorities to trust. Raises SetupError for a platform without TLS."""
+    from greenroom.errors import SetupError
+    from greenroom.proxy import certificate_files, certificates
+
+    if target.tls_port is None:
+        raise SetupError(
+            "this platform has no listener with TLS\n"
+            "Stop it with `greenroom down` and start it with `greenroom up --detach --tls-port 8443`"
+        )
+    return str(certificate_files.place_of(state, certificates.host_of(target.domain)) / "bundle.pem")

@@ -52,6 +52,7 @@ def register(app: typer.Typer) -> None:
             "greenroom up                          # in the foreground; Ctrl-C stops it",
             "greenroom up --detach                 # returns when all is ready",
             "greenroom up --detach --warm 8 --port 9000",
+            "greenroom up --detach --tls-port 8443 # https for get_host(); see `greenroom certs`",
             "greenroom up --engine simulated       # no VMs: try the control plane anywhere",
         )
     )(up)
@@ -78,7 +79,17 @@ def up(
             "--domain",
             metavar="D",
             show_default=False,
-            help="<port>-<sandbox>.<D> reaches a port of a sandbox (default: localhost:<entry port>)",
+            help="<port>-<sandbox>.<D> reaches a port of a sandbox "
+            "(default: localhost:<entry port>; with TLS sandbox.localhost)",
+        ),
+    ] = None,
+    tls_port: Annotated[
+        int | None,
+        typer.Option(
+            "--tls-port",
+            metavar="P",
+            show_default=False,
+            help="A second port, with TLS for https://<port>-<sandbox>.<domain> (default: none; 0 takes a free one)",
         ),
     ] = None,
     warm: WarmOption = None,
@@ -114,6 +125,7 @@ def up(
         store=store,
         port=port,
         domain=domain,
+        tls_port=tls_port,
         warm=warm,
         engine=engine,
         accelerator=accelerator,

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from greenroom.cli import bench, doctor, env, keys, lifecycle, sandboxes, status
+from greenroom.cli import bench, certs, doctor, env, keys, lifecycle, sandboxes, status
 from greenroom.cli.hints import pasteable
 from greenroom.cli.interrupts import Interrupted
 from greenroom.cli.options import CacheDirOption, Globals, StateDirOption, examples
@@ -65,6 +65,7 @@ status.register(app)
 env.register(app)
 sandboxes.register(app)
 keys.register(app)
+certs.register(app)
 doctor.register(app)
 bench.register(app)
 

@@ -89,6 +89,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     entry_url: str = ""
     domain: str = ""
+    tls_port: int | None = None
     pid: int | None = None
     version: str = ""
     started_at: float | None = None
@@ -127,6 +128,7 @@ async def observe(state: StateDir) -> Observation:
         state_dir=str(state.root),
         entry_url=supervisor.entry_url,
         domain=supervisor.domain,
+        tls_port=supervisor.tls_port,
         pid=supervisor.process.pid,
         version=supervisor.version,
         started_at=supervisor.started_at,

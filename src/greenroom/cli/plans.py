@@ -26,6 +26,11 @@ NODE_STOP_DEADLINE = 60.0
 ROLE_MODULE = "greenroom.{role}"
 """Where the real roles are."""
 
+DEFAULT_TLS_DOMAIN = "sandbox.localhost"
+"""Names below `localhost` are this machine's own (RFC 6761): browsers and curl know that by themselves, and so does
+every program where systemd-resolved or nss-myhostname resolves."""
+HTTPS_PORT = 443
+
 Role = Literal["api", "master", "node", "proxy"]
 
 
@@ -41,6 +46,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     store: str = "sqlite"
     port: int | None = None
     domain: str | None = None
+    tls_port: int | None = None
     warm: int | None = None
     engine: str | None = None
     accelerator: str | None = None
@@ -64,8 +70,11 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadRequest(f"{option} {count}: choose between 1 and 64")
         if self.warm is not None and not 0 <= self.warm <= 4096:
             raise BadRequest(f"--warm {self.warm}: choose between 0 and 4096")
-        if self.port is not None and not 0 <= self.port <= 65535:
-            raise BadRequest(f"--port {self.port}: choose between 0 (any free port) and 65535")
+        for option, number in (("--port", self.port), ("--tls-port", self.tls_port)):
+            if number is not None and not 0 <= number <= 65535:
+                raise BadRequest(f"{option} {number}: choose between 0 (any free port) and 65535")
+        if self.port and self.port == self.tls_port:
+            raise BadRequest(f"--tls-port {self.tls_port}: --port has it already; choose another")
         if self.domain is not None and not _is_domain(self.domain):
             raise BadRequest(f"--domain {self.domain}: not a host name (with an optional :port)")
 
@@ -76,6 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     specs: list[RoleSpec]
     entry_url: str
     domain: str
+    tls_port: int | None = None
 
     def role_plans(self) -> list[RolePlan]:
         """What the supervision needs to know of them."""
@@ -96,9 +106,11 @@ def make_plan(options: UpOptions) -> Plan:
     config = _merge(load_settings(Path(options.state_dir)), options)
     host = config.proxy.host
     port = claim_port(host, config.proxy.port)
-    # The SDKs split host names at the first dot, so a numeric address would not do as a domain.
-    domain = options.domain or config.proxy.domain or f"localhost:{port}"
-    proxy = msgspec.structs.replace(config.proxy, port=port, domain=domain)
+    tls_port = config.proxy.tls_port
+    if tls_port is not None:
+        tls_port = claim_port(host, tls_port, "--tls-port")
+    domain = settle_domain(options.domain or config.proxy.domain, port, tls_port)
+    proxy = msgspec.structs.replace(config.proxy, port=port, tls_port=tls_port, domain=domain)
     config = msgspec.structs.replace(config, proxy=proxy)
     counts: list[tuple[Role, int]] = [
         ("master", options.master),
@@ -120,7 +132,24 @@ def make_plan(options: UpOptions) -> Plan:
     ]
     reachable = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
     literal = f"[{reachable}]" if ":" in reachable else reachable
-    return Plan(specs=specs, entry_url=f"http://{literal}:{port}", domain=domain)
+    return Plan(specs=specs, entry_url=f"http://{literal}:{port}", domain=domain, tls_port=tls_port)
+
+
+def settle_domain(named: str, port: int, tls_port: int | None) -> str:
+    """The domain as clients write it, with the port they need.
+
+    Raises BadRequest when there is to be TLS and no certificate can be made for the name.
+    """
+    if tls_port is None:
+        # The SDKs split host names at the first dot, so a numeric address would not do as a domain.
+        return named or f"localhost:{port}"
+    # Slow to import, and needed by nobody else.
+    from greenroom.proxy.certificates import host_of
+
+    domain = named or DEFAULT_TLS_DOMAIN
+    host_of(domain)
+    # A port that was named counts: there may be a forwarder in front.
+    return domain if ":" in domain or tls_port == HTTPS_PORT else f"{domain}:{tls_port}"
 
 
 def _merge(config: Config, options: UpOptions) -> Config:
@@ -128,6 +157,8 @@ def _merge(config: Config, options: UpOptions) -> Config:
     replace = msgspec.structs.replace
     if options.port is not None:
         config = replace(config, proxy=replace(config.proxy, port=options.port))
+    if options.tls_port is not None:
+        config = replace(config, proxy=replace(config.proxy, tls_port=options.tls_port))
     if options.warm is not None:
         config = replace(config, pools=replace(config.pools, default_target=options.warm))
     if options.engine is not None:
@@ -156,7 +187,7 @@ def check_user(options: UpOptions) -> None:
         )
 
 
-def claim_port(host: str, port: int) -> int:
+def claim_port(host: str, port: int, option: str = "--port") -> int:
     """The port the entry will use: `port` if it can be had, a free one for 0.
 
     The number must be settled before the proxy starts, because the api tells clients the domain. It is free
@@ -171,8 +202,8 @@ def claim_port(host: str, port: int) -> int:
         except OSError as error:
             raise SetupError(
                 f"cannot listen on {host}:{port}: {error.strerror}\n"
-                "Choose another port with --port (0 takes a free one); with make: "
-                'make run DEMO_ARGS="--port 0"'
+                f"Choose another port with {option} (0 takes a free one); with make: "
+                f'make run DEMO_ARGS="{option} 0"'
             ) from error
         return int(probe.getsockname()[1])
 

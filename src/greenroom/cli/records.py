@@ -71,6 +71,8 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     role_module: str
     entry_url: str = ""
     domain: str = ""
+    tls_port: int | None = None
+    """Port of the listener with TLS; None without one."""
     failure: str = ""
     """Why the last start failed; empty when it did not."""
 

@@ -301,6 +301,7 @@ class Supervisor:
             role_module=self._options.role_module,
             entry_url=self._plan.entry_url,
             domain=self._plan.domain,
+            tls_port=self._plan.tls_port,
             failure=self._failure,
         )
         self._state.save(supervisor, [self._role_record(name) for name in self._specs])

@@ -12,7 +12,8 @@ def show(found: Observation) -> None:
         print(f"Greenroom is not running on {found.state_dir}")
     else:
         print(f"Greenroom {found.version} is {found.phase if found.phase != 'running' else found.state}")
-        print(f"  entry {found.entry_url}, domain {found.domain}")
+        secured = "" if found.tls_port is None else f", with TLS on port {found.tls_port}"
+        print(f"  entry {found.entry_url}{secured}, domain {found.domain}")
         print(f"  supervisor {found.pid}, up for {ago(found.started_at)}")
     for problem in found.problems:
         first, *rest = problem.splitlines()

@@ -26,6 +26,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     domain: str
     key: str
+    tls_port: int | None = None
 
 
 def find_target(state_dir: Path, key_file: Path | None = None) -> Target:
@@ -36,7 +37,12 @@ def find_target(state_dir: Path, key_file: Path | None = None) -> Target:
         raise NotRunning(f"nothing is running on {state_dir}; `greenroom up --detach` starts it")
     if record.state != "running":
         raise TemporaryError(f"the platform is {record.state}; see `greenroom status`")
-    return Target(url=record.entry_url, domain=record.domain, key=_read_key(state, key_file))
+    return Target(
+        url=record.entry_url,
+        domain=record.domain,
+        key=_read_key(state, key_file),
+        tls_port=record.tls_port,
+    )
 
 
 def check_runs_commands(state_dir: Path) -> None:

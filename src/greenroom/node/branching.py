@@ -112,6 +112,7 @@ class Branching:
                 owner=sandbox.owner,
                 lifespan=sandbox.lifespan,
                 network=sandbox.network,
+                inbound=sandbox.inbound,
             )
             try:
                 return Fork(sandbox=await self._keeper.claim(claim, source))

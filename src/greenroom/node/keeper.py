@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from greenroom.config import Config
 from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, SandboxEnded, UnknownSandbox
@@ -67,6 +67,12 @@ class Keeper(Suspending):
     async def __aexit__(self, *exc: object) -> None:
         await stop(*self._pending.values())
         await super().__aexit__(*exc)
+
+    def tokens(self) -> Iterator[tuple[str, str]]:
+        """Id and token of each sandbox that `lookup` finds and that has one."""
+        for live in self._live.values():
+            if live.reachable and live.sandbox.token is not None:
+                yield live.sandbox_id, live.sandbox.token
 
     async def by_key(self, key: str) -> Sandbox:
         """What the claim with this key becomes: one that is under way is waited for.
@@ -212,6 +218,8 @@ class Keeper(Suspending):
                 metadata=dict(request.metadata),
                 owner=request.owner,
                 token=token,
+                inbound=request.inbound,
+                traffic_token=None if request.inbound.public else secrets.token_hex(32),
                 claim_ms={name: round(seconds * 1000, 2) for name, seconds in steps.items()},
                 clock_offset_ms=round(reading.offset_ms, 3),
                 clock_error_ms=round(reading.error_ms, 3),

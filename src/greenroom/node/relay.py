@@ -18,13 +18,14 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from greenroom.config import NodesConfig
 from greenroom.errors import BadRequest, GreenroomError, UnknownSandbox
 from greenroom.node import relay_heads as heads
+from greenroom.node import relay_tls
+from greenroom.node.relay_targets import CONNECT_PAUSES, WOKEN_PAUSES, Directory, Target, connect_patiently
 from greenroom.wire import serving, tasks
 from greenroom.wire.splice import CHUNK, Splice, reset
 
@@ -32,46 +33,12 @@ _log = logging.getLogger(__name__)
 
 HEADLESS = 1024
 """Connections whose head has not come yet, and separately those being refused; one more drops the oldest."""
-CONNECT_PAUSES = (0.05, 0.1, 0.15)
-"""Seconds before each further try of a closed port: a service just started may be about to listen."""
 FAREWELL = 2.0
 """Seconds a refused client gets to read the answer while what it still sends is thrown away."""
 UNPROVEN = frozenset((400, 401, 408, 431))
 """Refusals that any user of the machine can bring about: told at DEBUG, so that nobody can fill the log."""
 _ACCEPT_PAUSE = 0.1
 _ACCEPT_BATCH = 64
-
-
-class Target(Protocol):
-    """A sandbox running on this node."""
-
-    @property
-    def sandbox_id(self) -> str: ...
-
-    @property
-    def owner(self) -> str:
-        """Whose sandbox it is: connections are bounded per owner, too."""
-        ...
-
-    async def ready(self) -> None:
-        """Return when it runs; one that resumes by itself is resumed for this. Raises why it does not."""
-        ...
-
-    async def connect(self, port: int) -> socket.socket:
-        """A connected non-blocking TCP socket to `port` in the guest, now owned by the caller.
-
-        Raises ConnectionRefusedError when nothing listens, TimeoutError when the guest does not answer, other
-        OSErrors as they come. When cancelled it must close what it opened.
-        """
-        ...
-
-
-class Directory(Protocol):
-    """The node's running sandboxes."""
-
-    def lookup(self, sandbox_id: str) -> Target | None:
-        """The sandbox if it runs here, or will once its `ready` was waited for, else None."""
-        ...
 
 
 class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +226,8 @@ class Relay:
         self._farewells.pop(connection, None)
         self.release(connection)
         self._dropped += dropped
+        if connection.tunnel is not None:
+            connection.tunnel.abort()
         if connection.splice is not None:
             up, down = connection.splice.moved
             self._bytes_up += up
@@ -270,7 +239,7 @@ class _Connection:
 
     __slots__ = (
         *("_relay", "_sock", "_timer", "_unread"),
-        *("owner", "request_id", "sandbox_id", "splice", "state", "task"),
+        *("as_page", "owner", "request_id", "sandbox_id", "splice", "state", "task", "tunnel"),
     )
 
     def __init__(self, relay: Relay, sock: socket.socket) -> None:
@@ -280,7 +249,9 @@ class _Connection:
         self.sandbox_id = ""
         self.owner = ""
         self.request_id = ""
+        self.as_page = False
         self.splice: Splice | None = None
+        self.tunnel: relay_tls.Tunnel | None = None
         self.task: asyncio.Task[None] | None = None
         self.state = _State.HEAD
         relay.loop.add_reader(sock, self._on_head_bytes)
@@ -339,16 +310,21 @@ class _Connection:
         with_body = not self._unread.startswith(b"HEAD ")
         try:
             head = heads.parse(bytes(self._unread[:size]))
-            decision = heads.decide(head, self._relay.token_ok)
+            route = heads.decide(head, self._relay.token_ok)
             self.request_id = heads.request_id(head)
+            self.as_page = heads.is_navigation(head)
         except BadRequest as error:
-            decision = heads.refuse(400, error.message)
+            route = heads.refuse(400, error.message)
+        if isinstance(route, heads.Refusal):
+            self._answer(route, with_body=with_body)
+            return
+        target = self._relay.sandboxes.lookup(route.sandbox_id)
+        if target is None:
+            self._answer(heads.not_found(route.sandbox_id), with_body=with_body)
+            return
+        decision = heads.forward(head, route, target.inbound, target.traffic_token)
         if isinstance(decision, heads.Refusal):
             self._answer(decision, with_body=with_body)
-            return
-        target = self._relay.sandboxes.lookup(decision.sandbox_id)
-        if target is None:
-            self._answer(heads.not_found(decision.sandbox_id), with_body=with_body)
             return
         refusal = self._relay.admit(self, target, decision.port)
         if refusal is not None:
@@ -371,11 +347,16 @@ class _Connection:
         outcome: socket.socket | heads.Refusal
         try:
             async with asyncio.timeout(self._relay.config.relay_wake_deadline):
-                await target.ready()
+                woken = await target.ready()
             async with asyncio.timeout(self._relay.config.relay_connect_deadline):
-                outcome = await _connect_patiently(target, port)
+                outcome = await connect_patiently(target, port, WOKEN_PAUSES if woken else CONNECT_PAUSES)
+                if decision.tls_name is not None:
+                    self.tunnel = await relay_tls.open_tunnel(outcome, decision.tls_name, self.drop)
+                    outcome = self.tunnel.socket
         except ConnectionRefusedError:
             outcome = heads.port_closed(sandbox_id, port)
+        except relay_tls.HandshakeFailed:
+            outcome = heads.no_tls(sandbox_id, port)
         except UnknownSandbox:
             outcome = heads.not_found(sandbox_id)
         except GreenroomError as error:
@@ -388,6 +369,8 @@ class _Connection:
             raise
         if self.state is not _State.CONNECTING:
             # Dropped in the moment between the connection's success and this task's turn.
+            if self.tunnel is not None:
+                self.tunnel.abort()
             if isinstance(outcome, socket.socket):
                 reset(outcome)
             return
@@ -439,7 +422,7 @@ class _Connection:
         self._unread = bytearray()
         self.state = _State.FAREWELL
         try:
-            self._sock.send(refusal.encode(with_body=with_body))
+            self._sock.send(refusal.encode(with_body=with_body, as_page=self.as_page))
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._close(reset)
@@ -463,13 +446,3 @@ class _Connection:
             return
         if size == 0:
             self._close(socket.socket.close)
-
-
-async def _connect_patiently(target: Target, port: int) -> socket.socket:
-    """Connect, trying a closed port again after each of CONNECT_PAUSES."""
-    for pause in CONNECT_PAUSES:
-        try:
-            return await target.connect(port)
-        except ConnectionRefusedError:
-            await asyncio.sleep(pause)
-    return await target.connect(port)

@@ -1,8 +1,8 @@
 """The relay's reading of one request head: strict, without sockets, fail-closed.
 
-`parse` turns the bytes up to the empty line into a `Head`; `decide` turns that into what the relay does with
-the connection: `Forward` the rewritten head to a port of a sandbox, or answer with a `Refusal`. `relay` does
-the I/O around it.
+`parse` turns the bytes up to the empty line into a `Head`; `decide` turns that into where it is to go, a `Route`;
+`forward`, knowing the sandbox, into what the relay does with the connection: `Forward` the rewritten head to a port
+of it. Either may answer with a `Refusal` instead. `relay` does the I/O around it.
 
 Why one request is one connection. The proxy opens a connection per request (`max_requests_per_connection: 1`)
 and writes one well-formed request on it; whatever its client sends beyond that request stays in the proxy,
@@ -22,6 +22,8 @@ A hostile guest can answer what it likes on its own connection and no other: the
 
 from __future__ import annotations
 
+import hmac
+import html
 import re
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -32,6 +34,7 @@ import msgspec
 from greenroom.errors import BadRequest
 from greenroom.wire import logs
 from greenroom.wire.ids import is_sandbox_id
+from greenroom.wire.messages import Inbound
 
 AGENT_PORT = 49983
 """Port of the guest agent."""
@@ -41,6 +44,7 @@ INTERNAL_ROUTES = frozenset(
 """First path segments of the agent's routes that only its node may call."""
 
 RELAY_HEADER, SANDBOX_HEADER, PORT_HEADER = b"x-greenroom-relay", b"x-greenroom-sandbox", b"x-greenroom-port"
+TRAFFIC_HEADER = b"e2b-traffic-access-token"
 _PRIVATE = b"x-greenroom-"
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -49,6 +53,7 @@ _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _ABSOLUTE = re.compile(rb"(?:https?|wss?)://[^/?#]*", re.IGNORECASE)
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
+_HOST_NAME = re.compile(rb"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 _MAX_DECODINGS = 4
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection"))
 
@@ -65,6 +70,13 @@ class Head(msgspec.Struct, frozen=True):
         return [value for key, value in self.fields if key.lower() == name]
 
 
+class Route(msgspec.Struct, frozen=True):
+    """The request is the proxy's, and for `port` of this sandbox."""
+
+    sandbox_id: str
+    port: int
+
+
 class Forward(msgspec.Struct, frozen=True):
     """Send `head` to `port` of the sandbox and splice what follows, in the client's direction `body` bytes.
 
@@ -77,6 +89,8 @@ class Forward(msgspec.Struct, frozen=True):
     body: int | None
     upgrade: bool = False
     """The client may end its direction and still listen; in plain HTTP its end of stream means that it left."""
+    tls_name: str | None = None
+    """The service speaks TLS, and is asked for under this name."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -85,15 +99,27 @@ class Refusal(msgspec.Struct, frozen=True):
     status: int
     body: dict[str, str | int]
 
-    def encode(self, *, with_body: bool = True) -> bytes:
-        """The whole HTTP/1.1 response; without its body for a HEAD request."""
-        payload = msgspec.json.encode(self.body)
+    def encode(self, *, with_body: bool = True, as_page: bool = False) -> bytes:
+        """The whole HTTP/1.1 response, as JSON or as a page for people; without its body for a HEAD request."""
+        payload, kind = msgspec.json.encode(self.body), "application/json"
+        if as_page:
+            payload, kind = _page(self.body), "text/html; charset=utf-8"
         retry = "Retry-After: 1\r\n" if self.status in (429, 503) else ""
         head = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\nContent-Type: application/json\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(payload)}\r\n{retry}Connection: close\r\n\r\n"
         )
         return head.encode() + (payload if with_body else b"")
+
+
+def _page(body: dict[str, str | int]) -> bytes:
+    """What a browser shows instead of JSON. Some of it may be the client's own text."""
+    about = " · ".join(html.escape(f"{name} {body[name]}") for name in ("sandboxId", "port") if name in body)
+    message = html.escape(str(body["message"]))
+    return (
+        f'<!doctype html><html lang="en"><title>{body["code"]}</title>'
+        f"<h1>{message}</h1><p>{about}</p></html>\n".encode("utf-8", "replace")
+    )
 
 
 def refuse(status: int, message: str) -> Refusal:
@@ -109,6 +135,17 @@ def not_found(sandbox_id: str) -> Refusal:
 def port_closed(sandbox_id: str, port: int) -> Refusal:
     """The sandbox runs, nothing listens. E2B's clients look for the words `port is not open`."""
     message = "The sandbox is running but port is not open"
+    return Refusal(502, {"sandboxId": sandbox_id, "message": message, "port": port, "code": 502})
+
+
+def not_permitted(sandbox_id: str, message: str) -> Refusal:
+    """The sandbox's ports are not public, and the request does not show its traffic token."""
+    return Refusal(403, {"sandboxId": sandbox_id, "message": message, "code": 403})
+
+
+def no_tls(sandbox_id: str, port: int) -> Refusal:
+    """What listens on one of `httpsPorts` does not speak TLS as any client could accept it."""
+    message = "The port is one of httpsPorts, but what listens there does not speak TLS"
     return Refusal(502, {"sandboxId": sandbox_id, "message": message, "port": port, "code": 502})
 
 
@@ -146,6 +183,12 @@ def request_id(head: Head) -> str:
     return text if logs.acceptable(text) else ""
 
 
+def is_navigation(head: Head) -> bool:
+    """True if a browser is about to show the answer to a person; programs, and scripts in pages, get JSON."""
+    wants_html = any(b"text/html" in value.lower() for value in head.values(b"accept"))
+    return wants_html and head.values(b"sec-fetch-mode") == [b"navigate"]
+
+
 def _field(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
@@ -173,8 +216,8 @@ def _check_framing(head: Head) -> None:
         raise BadRequest("the only transfer coding is chunked")
 
 
-def decide(head: Head, token_ok: Callable[[str], bool]) -> Forward | Refusal:
-    """What to do with a request: the proxy's credential first, then where it goes, then what it asks for."""
+def decide(head: Head, token_ok: Callable[[str], bool]) -> Route | Refusal:
+    """Where a request goes: the proxy's credential first, then the place, then whether that may be asked for."""
     offered = head.values(RELAY_HEADER)
     if len(offered) != 1 or not token_ok(offered[0].decode("latin-1")):
         return refuse(401, "this port is for the platform's proxy only")
@@ -189,9 +232,44 @@ def decide(head: Head, token_ok: Callable[[str], bool]) -> Forward | Refusal:
     port = int(port_text)
     if port == AGENT_PORT and is_internal(head.target):
         return refuse(404, "no such path")
-    upgrade = port != AGENT_PORT and _is_upgrade(head)
-    body = None if upgrade else _body_size(head)
-    return Forward(sandbox_id, port, _rewritten(head, upgrade=upgrade), body, upgrade)
+    return Route(sandbox_id, port)
+
+
+def forward(head: Head, route: Route, inbound: Inbound, traffic_token: str | None) -> Forward | Refusal:
+    """What a request to a sandbox that asks for `inbound` becomes. Fail-closed: without a token nobody gets in."""
+    port = route.port
+    if port == AGENT_PORT:
+        return Forward(route.sandbox_id, port, _rewritten(head, upgrade=False), _body_size(head))
+    if not inbound.public and (message := _not_shown(head, traffic_token)):
+        return not_permitted(route.sandbox_id, message)
+    upgrade = _is_upgrade(head)
+    host = head.values(b"host")[0]
+    if inbound.mask_host is not None:
+        host = inbound.mask_host.replace("${PORT}", str(port)).encode("ascii")
+    return Forward(
+        route.sandbox_id,
+        port,
+        _rewritten(head, upgrade=upgrade, host=host),
+        None if upgrade else _body_size(head),
+        upgrade,
+        _server_name(host) if port in inbound.https_ports else None,
+    )
+
+
+def _not_shown(head: Head, traffic_token: str | None) -> str:
+    """Why a request does not prove that it may reach the ports; empty if it does."""
+    offered = head.values(TRAFFIC_HEADER)
+    if not offered:
+        return "The sandbox's ports are not public; the header e2b-traffic-access-token is missing"
+    if len(offered) == 1 and traffic_token and hmac.compare_digest(offered[0], traffic_token.encode()):
+        return ""
+    return "The sandbox's ports are not public, and this is not its e2b-traffic-access-token"
+
+
+def _server_name(host: bytes) -> str:
+    """The name to ask a TLS service for: the host without its port, where that is a name."""
+    name = host.partition(b":")[0].rstrip(b".").lower()
+    return name.decode("ascii") if _HOST_NAME.fullmatch(name) and len(name) <= 253 else "localhost"
 
 
 def _body_size(head: Head) -> int | None:
@@ -233,17 +311,18 @@ def _is_upgrade(head: Head) -> bool:
     return b"upgrade" in (option.strip() for option in options)
 
 
-def _rewritten(head: Head, *, upgrade: bool) -> bytes:
-    """The head for the guest: nothing of ours, and `Connection: close` unless it is an upgrade."""
+def _rewritten(head: Head, *, upgrade: bool, host: bytes | None = None) -> bytes:
+    """The head for the guest: nothing of ours, no credential but the agent's own, `host` where one is given, and
+    `Connection: close` unless it is an upgrade."""
     lines = [b"%s %s HTTP/1.1" % (head.method, head.target)]
     for name, value in head.fields:
         key = name.lower()
         # Some frameworks read `_` in a field name as `-`.
-        if key.replace(b"_", b"-").startswith(_PRIVATE):
+        if (plain := key.replace(b"_", b"-")).startswith(_PRIVATE) or plain == TRAFFIC_HEADER:
             continue
         if not upgrade and (key in _HOP_BY_HOP or key == b"upgrade"):
             continue
-        lines.append(name + b": " + value)
+        lines.append(name + b": " + (host if key == b"host" and host is not None else value))
     if not upgrade:
         lines.append(b"Connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -27,7 +27,7 @@ from greenroom.node.egress import Gate, NoGate
 from greenroom.node.journal import Inner, Journal
 from greenroom.node.observing import Asked, History, Sampler
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
-from greenroom.wire.messages import Network, Past, Sandbox, TimeoutRequest
+from greenroom.wire.messages import Inbound, Network, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _LOOK_AT_CLOCK = 5.0
 
 
 class Live:
-    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay.Target`)."""
+    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay_targets.Target`)."""
 
     def __init__(self, key: str, sandbox: Sandbox, vm: Vm | None, inner: Inner) -> None:
         self.key = key
@@ -93,16 +93,32 @@ class Live:
             case _:
                 return False
 
-    async def ready(self) -> None:
-        """Return when it runs, for which it may have to be resumed. Raises why it does not."""
-        if self.life.phase != "running":
-            await self.wake(self)
+    async def ready(self) -> bool:
+        """Return when it runs, for which it may have to be resumed; True if it did not. Raises why it does not."""
+        if self.life.phase == "running":
+            return False
+        await self.wake(self)
+        return True
 
     async def connect(self, port: int) -> socket.socket:
         """A connected socket to a port in the guest."""
         if self.vm is None:
             raise ConnectionRefusedError("the sandbox is paused")
         return await self.vm.connect(port)
+
+    @property
+    def inbound(self) -> Inbound:
+        return self.sandbox.inbound
+
+    @property
+    def traffic_token(self) -> str | None:
+        return self.sandbox.traffic_token
+
+    async def connect_inside(self, port: int) -> socket.socket:
+        """A connected socket to a port of the guest's loopback."""
+        if self.vm is None:
+            raise ConnectionRefusedError("the sandbox is paused")
+        return await self.vm.connect_inside(port)
 
 
 class Residents:

@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from greenroom.config import LONGEST_TIMEOUT
 from greenroom.errors import BadRequest
 from greenroom.node.branching import Branching
 from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
+from greenroom.node.signatures import owner_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Snapshot
 from greenroom.wire import logs, metrics
@@ -25,6 +27,8 @@ from greenroom.wire.messages import (
     ResumeRequest,
     RollbackRequest,
     SandboxList,
+    SignatureOwner,
+    SignedUrl,
     SnapshotList,
     SnapshotRequest,
     TimeoutRequest,
@@ -32,7 +36,6 @@ from greenroom.wire.messages import (
 from greenroom.wire.serving import endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
-_LONGEST_TTL = 366 * 86_400.0
 
 
 def routes(
@@ -42,8 +45,8 @@ def routes(
 
     async def claim(request: Request) -> Response:
         wanted = await read_json(request, ClaimRequest)
-        if not 0 < wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl must be a positive number of seconds")
+        if not 0 < wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: more than 0 and at most {LONGEST_TIMEOUT} seconds are allowed")
         if not 0 <= wanted.wait <= 300:
             raise BadRequest("wait must lie between 0 and 300 seconds")
 
@@ -71,8 +74,8 @@ def routes(
 
     async def timeout(request: Request) -> Response:
         wanted = await read_json(request, TimeoutRequest)
-        if not wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl is too long")
+        if not wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: at most {LONGEST_TIMEOUT} seconds are allowed")
         return json_response(await keeper.set_timeout(request.path_params["sandbox_id"], wanted))
 
     async def pause(request: Request) -> Response:
@@ -81,8 +84,8 @@ def routes(
 
     async def resume(request: Request) -> Response:
         wanted = await read_json(request, ResumeRequest)
-        if not 0 <= wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl must be a number of seconds that is not negative")
+        if not 0 <= wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: 0 to {LONGEST_TIMEOUT} seconds are allowed")
         return json_response(await keeper.resume(request.path_params["sandbox_id"], wanted.ttl))
 
     async def past(request: Request) -> Response:
@@ -108,8 +111,8 @@ def routes(
 
     async def fork(request: Request) -> Response:
         wanted = await read_json(request, ForkRequest)
-        if not 0 < wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl must be a positive number of seconds")
+        if not 0 < wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: more than 0 and at most {LONGEST_TIMEOUT} seconds are allowed")
         return json_response(await branching.fork(request.path_params["sandbox_id"], wanted), 201)
 
     async def confirm(request: Request) -> Response:
@@ -118,6 +121,10 @@ def routes(
     async def network(request: Request) -> Response:
         wanted = await read_json(request, Network)
         return json_response(await keeper.set_network(request.path_params["sandbox_id"], wanted))
+
+    async def signatures(request: Request) -> Response:
+        url = await read_json(request, SignedUrl)
+        return json_response(SignatureOwner(owner_of(url, keeper.tokens())))
 
     async def set_pools(request: Request) -> Response:
         specs = await read_json(request, list[PoolSpec])
@@ -145,6 +152,7 @@ def routes(
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),
         endpoint("DELETE", "/v1/snapshots/{snapshot_id}", delete_snapshot, ("api", "operator")),
+        endpoint("POST", "/v1/signatures", signatures, ("proxy",)),
         endpoint("PUT", "/v1/pools", set_pools, ("master",)),
         endpoint("GET", "/v1/status", node_status, ("master", "operator")),
     ]

@@ -51,20 +51,19 @@ class Admin:
         status, _body = await self._ask("GET", "/ready")
         return status == 200
 
-    async def entry(self) -> tuple[str, int] | None:
-        """The address of the entry listener with its real port; None while it does not listen."""
+    async def ports(self) -> dict[str, int]:
+        """The real port of each listener that listens, by its name."""
         status, body = await self._ask("GET", "/listeners?format=json")
         if status != 200:
-            return None
+            return {}
         try:
             listeners = msgspec.json.decode(body, type=_Listeners)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise AdminError("the list of listeners is not readable") from error
-        for listener in listeners.listener_statuses:
-            if listener.name == ENTRY:
-                found = listener.local_address.socket_address
-                return found.address, found.port_value
-        return None
+        return {
+            listener.name: listener.local_address.socket_address.port_value
+            for listener in listeners.listener_statuses
+        }
 
     async def version(self, kind: str) -> str:
         """Version of the running configuration of `kind`: `cluster_manager.cds` or `listener_manager.lds`."""

@@ -15,13 +15,13 @@ from prometheus_client.core import Metric
 
 from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
-from greenroom.proxy import nodes, resources
+from greenroom.proxy import nodes, resources, secure, signed
 from greenroom.proxy.admin import Admin, AdminError, admin_of
 from greenroom.proxy.envoy import Envoy, kill_leftover
 from greenroom.proxy.files import EnvoyFiles, envoy_identity
 from greenroom.proxy.metrics import STARTS, of_envoy, read
 from greenroom.wire import metrics, serving, tasks
-from greenroom.wire.calling import role_client
+from greenroom.wire.calling import RoleClient, role_client
 from greenroom.wire.credentials import Verifier, own_token, write_private
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,13 @@ class Controller:
         self._files = EnvoyFiles(spec.home, envoy_identity(spec.config.vm.uid_base))
         self._record = spec.home / "envoy.json"
         self._port = self._config.port
+        self._tls_port = self._config.tls_port
+        self._domain = spec.domain or self._config.domain
+        self._certificate = (
+            None
+            if self._tls_port is None
+            else secure.Certificate(spec.state, self._domain, self._files.write)
+        )
         self._version = 0
         self._relays: dict[str, resources.Relay] | None = None
         self._informed = asyncio.Event()
@@ -62,19 +69,23 @@ class Controller:
         """
         self._files.prepare()
         kill_leftover(self._files, self._record)
-        if self._port != 0:
-            check_port(self._config.host, self._port)
-        self._write_clusters()
+        for port in {self._port, self._tls_port or 0} - {0}:
+            check_port(self._config.host, port)
         self._files.write(resources.BOOTSTRAP, _encode(resources.bootstrap(self._config, self._spec.replica)))
         async with (
             role_client(self._token, masters=self._spec.master_urls) as client,
             admin_of(self._files.directory) as admin,
-            self._answering(admin),
+            self._answering(admin, client),
         ):
+            self._write_clusters()
             following = tasks.spawn(nodes.follow(client, self._spec.master_urls, self.apply), "follow-nodes")
             telling: asyncio.Task[None] | None = None
             keeping: asyncio.Task[None] | None = None
+            certifying: asyncio.Task[None] | None = None
             try:
+                if self._certificate is not None:
+                    await self._certificate.show()
+                    certifying = tasks.spawn(self._certificate.keep(), "keep-certificate")
                 await self._start(admin, leave)
                 keeping = tasks.spawn(self._keep_running(admin, leave), "keep-envoy-running")
                 telling = tasks.spawn(self._tell_ready(admin), "tell-ready")
@@ -82,18 +93,20 @@ class Controller:
                 await tasks.stop(following, keeping, telling)
                 await self._drain(admin)
             finally:
-                await tasks.stop(following, keeping, telling)
+                await tasks.stop(following, keeping, telling, certifying)
                 if self._envoy is not None:
                     await self._envoy.stop()
                 self._record.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def _answering(self, admin: Admin) -> AsyncIterator[None]:
-        """For the length of a block, answer `/healthz` and `/metrics` on an address of the controller's own.
+    async def _answering(self, admin: Admin, client: RoleClient) -> AsyncIterator[None]:
+        """For the length of a block, answer `/healthz`, `/metrics` and Envoy's questions about signed URLs on an
+        address of the controller's own.
 
         `<home>/internal.url` tells which, for scrapers: the ready message names the entry.
         """
-        app = serving.application([], self._verifier, more_metrics=lambda: of_envoy(admin))
+        finder = signed.Finder(client, lambda: [relay.api_url for relay in (self._relays or {}).values()])
+        app = serving.application(finder.routes(), self._verifier, more_metrics=lambda: of_envoy(admin))
         told = self._spec.home / "internal.url"
         sock = serving.listen(self._spec.host, self._spec.port)
         async with serving.serving_beside(app, sock) as self._own_url:
@@ -106,7 +119,8 @@ class Controller:
 
     def _read(self) -> Iterable[Metric]:
         up = self._envoy is not None and not self._envoy.ended.is_set()
-        return read(up=up, nodes=len(self._relays or {}), versions=self._version)
+        ends = 0.0 if self._certificate is None else self._certificate.ends
+        return read(up=up, nodes=len(self._relays or {}), versions=self._version, certificate_ends=ends)
 
     async def _until(self, leave: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
         """Wait until it is time to leave. A lasting task that ended is a fault; it is raised, so that the role
@@ -133,27 +147,32 @@ class Controller:
 
     def _write_clusters(self) -> None:
         self._version += 1
-        clusters = [self._api_cluster]
+        clusters = [self._api_cluster, resources.controller_cluster(self._own_url, self._config)]
         for code, relay in sorted((self._relays or {}).items()):
             clusters.append(resources.node_cluster(code, relay, self._config))
         self._files.write(resources.CLUSTERS, resources.discovery(str(self._version), clusters))
 
-    def _write_listener(self) -> None:
-        listener = resources.entry_listener(
-            host=self._config.host,
-            port=self._port,
-            domain=self._spec.domain or self._config.domain,
-            relay_token=self._token,
-            config=self._config,
-        )
-        self._files.write(resources.LISTENERS, resources.discovery("1", [listener]))
+    def _write_listeners(self) -> None:
+        ports = [(False, self._port)] + ([] if self._tls_port is None else [(True, self._tls_port)])
+        listeners = [
+            resources.entry_listener(
+                host=self._config.host,
+                port=port,
+                domain=self._domain,
+                relay_token=self._token,
+                config=self._config,
+                tls=tls,
+            )
+            for tls, port in ports
+        ]
+        self._files.write(resources.LISTENERS, resources.discovery("1", listeners))
 
     async def _start(self, admin: Admin, leave: asyncio.Event) -> None:
         """Start Envoy and wait until it is ready and listens, or until it is time to leave.
 
         Raises SetupError when it ends before that, or takes too long.
         """
-        self._write_listener()
+        self._write_listeners()
         self._envoy = envoy = Envoy.start(self._files, self._record, self._config.drain)
         STARTS.inc()
         try:
@@ -172,13 +191,15 @@ class Controller:
         try:
             if not await admin.ready():
                 return False
-            entry = await admin.entry()
+            ports = await admin.ports()
         except AdminError:
             return False
-        if entry is None or entry[1] == 0:
+        entry, tls = ports.get(resources.ENTRY, 0), ports.get(resources.ENTRY_TLS, 0)
+        if not entry or (self._tls_port is not None and not tls):
             return False
-        # An Envoy started later must come back to the port that clients know.
-        self._port = entry[1]
+        # An Envoy started later must come back to the ports that clients know.
+        self._port = entry
+        self._tls_port = tls or None
         return True
 
     async def _tell_ready(self, admin: Admin) -> None:
@@ -188,8 +209,12 @@ class Controller:
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         envoy = self._envoy
         detail = {"envoy_pid": 0 if envoy is None else envoy.pid, "internal_url": self._own_url}
+        if self._tls_port is not None:
+            detail["tls_url"] = f"https://{host}:{self._tls_port}"
         serving.tell_ready(serving.Ready(url=f"http://{host}:{self._port}", detail=detail))
         _log.info("the entry listens on http://%s:%d", host, self._port)
+        if self._tls_port is not None:
+            _log.info("and with TLS on port %d", self._tls_port)
 
     async def _applied(self, admin: Admin) -> None:
         """Wait until Envoy runs with the clusters written last."""

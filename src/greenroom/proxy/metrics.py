@@ -76,10 +76,16 @@ async def of_envoy(admin: Admin) -> bytes:
         return b""
 
 
-def read(*, up: bool, nodes: int, versions: int) -> Iterable[Metric]:
+def read(*, up: bool, nodes: int, versions: int, certificate_ends: float = 0.0) -> Iterable[Metric]:
     """What the controller knows, as it stands now."""
     yield metrics.gauges("greenroom_proxy_envoy_up", "1 while Envoy runs", (), [((), int(up))])
     yield metrics.gauges("greenroom_proxy_nodes", "Nodes that requests are routed to", (), [((), nodes)])
     yield metrics.counts(
         "greenroom_proxy_configurations_total", "Lists of nodes written for Envoy", (), [((), versions)]
+    )
+    yield metrics.gauges(
+        "greenroom_proxy_certificate_end_timestamp_seconds",
+        "When the certificate that the entry shows ends; 0 without TLS",
+        (),
+        [((), certificate_ends)],
     )

@@ -60,7 +60,7 @@ class Membership:
             if not _CODE.fullmatch(status.code) or not 0 < status.relay_port < 65536 or not status.relay_host:
                 _log.error("node %s has no usable code or relay address; it gets no traffic", status.name)
                 continue
-            told[status.code] = Relay(status.relay_host, status.relay_port)
+            told[status.code] = Relay(status.relay_host, status.relay_port, status.api_url)
         for code in self._relays.keys() - told.keys():
             if self._familiar and code not in self._doubted:
                 del self._relays[code]

@@ -24,7 +24,9 @@ Document = dict[str, Any]
 BOOTSTRAP, XDS, RUN = "bootstrap.json", "xds", "run"
 CLUSTERS, LISTENERS = f"{XDS}/clusters.json", f"{XDS}/listeners.json"
 ADMIN_SOCKET = f"{RUN}/admin.sock"
-ENTRY, API = "entry", "api"
+CERTIFICATE = f"{XDS}/certificate.json"
+ENTRY, API, CONTROLLER = "entry", "api", "controller"
+ENTRY_TLS = "entry_tls"
 
 BUFFER = 1 << 20
 """Bytes that Envoy buffers per connection and direction before it stops reading."""
@@ -48,10 +50,11 @@ _FORWARDED_FOR = {
 
 
 class Relay(msgspec.Struct, frozen=True, order=True):
-    """Where a node's relay listens."""
+    """Where a node's relay listens, and its API."""
 
     host: str
     port: int
+    api_url: str = ""
 
 
 def bootstrap(config: ProxyConfig, replica: int = 0) -> Document:
@@ -100,18 +103,56 @@ def discovery(version: str, resources: Iterable[Document]) -> bytes:
     return msgspec.json.encode({"version_info": version, "resources": list(resources)})
 
 
-def entry_listener(*, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig) -> Document:
-    """The one listener, for both planes. Raises SetupError for a domain that is no host name."""
+def entry_listener(
+    *, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig, tls: bool = False
+) -> Document:
+    """The listener for both planes, or with `tls` its twin. Raises SetupError for a domain that is no host name."""
+    chain: Document = {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
+    if tls:
+        chain["transport_socket"] = _tls()
     return {
         "@type": f"{_TYPES}.config.listener.v3.Listener",
-        "name": ENTRY,
+        "name": ENTRY_TLS if tls else ENTRY,
         "address": {"socket_address": {"address": host, "port_value": port}},
         # With SO_REUSEPORT a second proxy of the same user would share the port instead of being told.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": BUFFER,
-        "filter_chains": [
-            {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
-        ],
+        "filter_chains": [chain],
+    }
+
+
+def _tls() -> Document:
+    """TLS as clients of today speak it. The certificate is a file of its own, which Envoy reads anew when it is
+    replaced; connections that are open go on with the old one."""
+    secret = {
+        "name": CERTIFICATE,
+        "sds_config": {
+            "resource_api_version": "V3",
+            "path_config_source": {"path": CERTIFICATE, "watched_directory": {"path": XDS}},
+        },
+    }
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {
+            "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            "common_tls_context": {
+                "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+                "tls_certificate_sds_secret_configs": [secret],
+                "alpn_protocols": ["h2", "http/1.1"],
+            },
+        },
+    }
+
+
+def certificate(chain: bytes, key: bytes) -> Document:
+    """What the TLS listener shows: a certificate (with its chain) and its key, both PEM."""
+    return {
+        "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret",
+        "name": CERTIFICATE,
+        "tls_certificate": {
+            "certificate_chain": {"inline_string": chain.decode()},
+            "private_key": {"inline_string": key.decode()},
+        },
     }
 
 
@@ -156,7 +197,7 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
                 "name": "routing",
                 "typed_config": {
                     "@type": f"{_TYPES}.extensions.filters.http.lua.v3.Lua",
-                    "default_source_code": {"inline_string": _filter(domain)},
+                    "default_source_code": {"inline_string": _filter(domain, relay_token)},
                 },
             },
             {
@@ -174,13 +215,15 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
     }
 
 
-def _filter(domain: str) -> str:
+def _filter(domain: str, token: str) -> str:
     name, colon, port = (domain or "localhost").lower().partition(":")
     name = name.removesuffix(".")
     if not _DOMAIN.fullmatch(name) or (colon and not port.isdigit()):
         raise SetupError(f"the domain {domain!r} is not a host name (with an optional :port)")
     source = importlib.resources.files("greenroom.proxy").joinpath("routing.lua").read_text(encoding="utf-8")
-    return f'local DOMAIN = "{name}"\n{source}'
+    # The credential is made of hexadecimal digits; in quotes as Lua escapes them it could be anything.
+    quoted = "".join(f"\\{byte:03d}" for byte in token.encode())
+    return f'local DOMAIN = "{name}"\nlocal CREDENTIAL = "{quoted}"\n{source}'
 
 
 def _routes(relay_token: str) -> list[Document]:
@@ -188,6 +231,19 @@ def _routes(relay_token: str) -> list[Document]:
         return {"prefix": "/", "headers": [{"name": header, "present_match": True}]}
 
     return [
+        *(
+            {
+                "match": {
+                    "prefix": "/",
+                    "headers": [{"name": "x-greenroom-status", "string_match": {"exact": str(status)}}],
+                },
+                "direct_response": {"status": status},
+                "response_headers_to_add": []
+                if status == 401
+                else [{"header": {"key": "retry-after", "value": "1"}}],
+            }
+            for status in (401, 429, 503)
+        ),
         {"match": marked("x-greenroom-refusal"), "direct_response": {"status": 400}},
         {
             "match": marked("x-greenroom-cluster"),
@@ -257,6 +313,14 @@ def api_cluster(urls: Sequence[str], config: ProxyConfig) -> Document:
                 "http_health_check": {"path": "/healthz"},
             }
         ],
+        "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_1({"idle_timeout": API_IDLE})},
+    }
+
+
+def controller_cluster(url: str, config: ProxyConfig) -> Document:
+    """The controller's own listener, asked about signed URLs."""
+    return {
+        **_cluster(CONTROLLER, [_host_and_port(url)], config),
         "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_1({"idle_timeout": API_IDLE})},
     }
 

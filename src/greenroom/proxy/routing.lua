@@ -5,15 +5,19 @@
 --   x-greenroom-cluster   the node's cluster: the request goes to a sandbox. A name that no cluster has
 --                         (a malformed id, an unknown node) is answered as a sandbox that was not found.
 --   x-greenroom-sandbox, x-greenroom-port   for the relay
---   x-greenroom-refusal   why the request is answered 400
--- None of these: the request goes to the api. DOMAIN is prepended: the domain of sandboxes' host names.
+--   x-greenroom-refusal   why the request is answered 400, or with x-greenroom-status
+-- None of these: the request goes to the api. Prepended are DOMAIN, the domain of sandboxes' host names, and
+-- CREDENTIAL, the proxy's own, with which it asks its controller whose signature a URL without a sandbox has.
+--
+-- Of a guest's answer only those headers are passed on that a guest may set: ours and Envoy's are not among them.
 
 -- Requests get an x-request-id from Envoy, or keep the client's if it is a token that a log may carry;
 -- anything else is replaced.
 
 local SANDBOX_HOST = "^(%d+)%-([^.]*)%.(.+)$"
 
--- Ours must come from here. Envoy's own (x-envoy-retry-on and the like) would let clients steer the router.
+-- Ours must come from here. Envoy's own (x-envoy-retry-on and the like) would let clients steer the router, and
+-- guests say what is not so.
 local function forget_spoofed(headers)
   local spoofed = {}
   for name, _ in pairs(headers) do
@@ -59,6 +63,48 @@ local function is_port(text)
   return #text <= 5 and text:find("^[1-9]%d*$") ~= nil and tonumber(text) <= 65535
 end
 
+local function refuse(headers, message, status)
+  headers:replace("x-greenroom-refusal", message)
+  if status ~= nil then
+    headers:replace("x-greenroom-status", status)
+  end
+end
+
+local function send_to_sandbox(handle, headers, id, port)
+  headers:replace("x-greenroom-sandbox", id:sub(1, 64))
+  headers:replace("x-greenroom-port", port)
+  headers:replace("x-greenroom-cluster", cluster_of(id))
+  handle:streamInfo():dynamicMetadata():set("greenroom", "to_sandbox", true)
+end
+
+local function is_signed(path)
+  return path:find("^/files%?") ~= nil and path:find("[?&]signature=") ~= nil
+end
+
+-- The sandbox of a signed URL that names none: see proxy/signed.py.
+local function find_signed(handle, path)
+  local address = handle:streamInfo():downstreamDirectRemoteAddress()
+  local answer = handle:httpCall("controller", {
+    [":method"] = "POST",
+    [":path"] = "/v1/signed",
+    [":authority"] = "controller",
+    ["authorization"] = "Bearer " .. CREDENTIAL,
+    ["x-greenroom-method"] = handle:headers():get(":method"),
+    ["x-greenroom-from"] = address:match("^%[(.*)%]:%d+$") or address:match("^(.*):%d+$") or address,
+  }, path, 3000)
+  local headers = handle:headers()
+  local status = answer[":status"]
+  if status == "200" then
+    send_to_sandbox(handle, headers, answer["x-greenroom-sandbox"], "49983")
+  elseif status == "404" then
+    refuse(headers, "invalid signature", "401")
+  elseif status == "429" then
+    refuse(headers, "too many signatures that are not valid; try again later", "429")
+  else
+    refuse(headers, "whose this signature is cannot be told now; try again", "503")
+  end
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
   forget_spoofed(headers)
@@ -73,21 +119,32 @@ function envoy_on_request(handle)
     if id == nil and port == nil then
       -- Envoy passes on what follows an upgrade request unread, so the api would get requests from us that
       -- kept their x-greenroom headers. It offers no upgrade anyway.
+      local path = headers:get(":path") or ""
       if headers:get("upgrade") ~= nil then
-        headers:replace("x-greenroom-refusal", "the api offers no upgrade")
+        refuse(headers, "the api offers no upgrade")
+      elseif is_signed(path) then
+        find_signed(handle, path)
       end
       return
     end
     if id == nil or port == nil then
-      headers:replace("x-greenroom-refusal", "E2b-Sandbox-Id and E2b-Sandbox-Port belong together; one is missing")
+      refuse(headers, "E2b-Sandbox-Id and E2b-Sandbox-Port belong together; one is missing")
+      return
+    end
+    if headers:getNumValues("e2b-sandbox-id") ~= 1 or headers:getNumValues("e2b-sandbox-port") ~= 1 then
+      refuse(headers, "E2b-Sandbox-Id and E2b-Sandbox-Port are sent once")
       return
     end
   end
   if not is_port(port) then
-    headers:replace("x-greenroom-refusal", "the sandbox port must be a number from 1 to 65535")
+    refuse(headers, "the sandbox port must be a number from 1 to 65535")
     return
   end
-  headers:replace("x-greenroom-sandbox", id:sub(1, 64))
-  headers:replace("x-greenroom-port", port)
-  headers:replace("x-greenroom-cluster", cluster_of(id))
+  send_to_sandbox(handle, headers, id, port)
+end
+
+function envoy_on_response(handle)
+  if handle:streamInfo():dynamicMetadata():get("greenroom") ~= nil then
+    forget_spoofed(handle:headers())
+  end
 end

@@ -133,6 +133,12 @@ class Vm(Protocol):
     async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
         """A connected non-blocking TCP socket to a port in the guest. Raises OSError when it is closed."""
 
+    async def connect_inside(self, port: int) -> socket.socket:
+        """The same, but to what listens on the guest's loopback, by way of its agent.
+
+        Raises ConnectionRefusedError when nothing does, or the agent does not know such a way.
+        """
+
     def describe(self) -> VmInfo:
         """Facts for operators and tests."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ _ANSWER_LIMIT = 1 << 20
 _CLOCK_ROUNDS = 8
 _CONNECT = 1.0
 """Seconds for one try to connect."""
+INSIDE_DEADLINE = 3.0
+"""Seconds for the agent to open a way to its loopback. It takes milliseconds; under TCG and load, some tenths."""
+_HEAD_LIMIT = 4096
 
 
 class _Unknown(RuntimeFailure):
@@ -150,6 +154,48 @@ async def _control(
         return msgspec.json.decode(raw, type=dict[str, Any]), before, after
     except msgspec.DecodeError as error:
         raise RuntimeFailure("the guest agent's answer is not JSON") from error
+
+
+async def open_inside(vm: Vm, port: int, control: str) -> socket.socket:
+    """A connected socket to `port` of the guest's loopback: an upgraded connection to the agent (`guest.loopback`).
+
+    Raises ConnectionRefusedError when nothing listens there, or the agent does not open it within INSIDE_DEADLINE
+    seconds, for whatever reason: from outside the port is closed anyway.
+    """
+    lines = [
+        f"GET /upgrade/loopback/{port} HTTP/1.1",
+        "Host: guest",
+        "Connection: Upgrade",
+        "Upgrade: greenroom-loopback",
+        f"X-Greenroom-Control: {control}",
+    ]
+    loop = asyncio.get_running_loop()
+    sock: socket.socket | None = None
+    try:
+        async with asyncio.timeout(INSIDE_DEADLINE):
+            sock = await vm.connect(AGENT_PORT, INSIDE_DEADLINE)
+            await loop.sock_sendall(sock, "\r\n".join([*lines, "", ""]).encode())
+            answer = bytearray()
+            while b"\r\n\r\n" not in answer and len(answer) < _HEAD_LIMIT:
+                chunk = await loop.sock_recv(sock, _HEAD_LIMIT)
+                if not chunk:
+                    break
+                answer += chunk
+        # What follows the head would be the service's own words. None that is asked by HTTP speaks first, with TLS
+        # or without, so there are none to be kept.
+        if not answer.startswith(b"HTTP/1.1 101 ") or not answer.endswith(b"\r\n\r\n"):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"the agent opens no way to port {port}")
+    except OSError as error:  # which TimeoutError is
+        if sock is not None:
+            sock.close()
+        if isinstance(error, ConnectionRefusedError):
+            raise
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"the agent opens no way to port {port}") from error
+    except BaseException:
+        if sock is not None:
+            sock.close()
+        raise
+    return sock
 
 
 async def sync(vm: Vm, deadline: float, control: str) -> None:

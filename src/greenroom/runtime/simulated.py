@@ -50,6 +50,9 @@ class SimulatedVm:
     async def connect(self, port: int, deadline: float = 10.0) -> socket.socket:
         raise ConnectionRefusedError(f"{self.name} is simulated: nothing listens on port {port}")
 
+    async def connect_inside(self, port: int) -> socket.socket:
+        return await self.connect(port)
+
     def describe(self) -> VmInfo:
         return VmInfo(name=self.name, state=self.state, pid=None, uid=None, netns=None)
 

@@ -21,7 +21,7 @@ from typing import Any
 from qemu.qmp import QMPClient, QMPError
 
 from greenroom.errors import GreenroomError, RuntimeFailure
-from greenroom.runtime import namespaces, places
+from greenroom.runtime import guestclient, namespaces, places
 from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Descriptors, Machine
 from greenroom.runtime.engine import VmInfo
@@ -374,6 +374,10 @@ class QemuVm:
             return namespaces.open_outlets(self._handle)
         except OSError as error:
             raise RuntimeFailure(f"the way out of a VM could not be opened: {error}") from error
+
+    async def connect_inside(self, port: int) -> socket.socket:
+        """See `engine.Vm.connect_inside`."""
+        return await guestclient.open_inside(self, port, self._slot.control)
 
     def describe(self) -> VmInfo:
         """See `engine.Vm.describe`."""

@@ -14,6 +14,9 @@ import msgspec
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 SandboxId = Annotated[str, msgspec.Meta(pattern=r"^i[a-z0-9]{19}$")]
 ClaimKey = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,255}$")]
+PortNumber = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+MaskHost = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._:$\{\}\[\]-]{1,255}\Z")]
+"""A value for the Host field, in which `${PORT}` stands for the port of the request."""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -62,6 +65,17 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     empty list for nowhere. Of no effect without a name in `allow_out`."""
 
 
+class Inbound(msgspec.Struct, frozen=True, kw_only=True):
+    """How what comes from outside reaches a sandbox's ports. The agent's port has a token of its own and is exempt."""
+
+    public: bool = True
+    """If not, a request needs the sandbox's traffic token."""
+    mask_host: MaskHost | None = None
+    """What requests name as their host, whatever the client wrote."""
+    https_ports: tuple[PortNumber, ...] = ()
+    """Ports on which services in the guest speak TLS."""
+
+
 class Lifespan(msgspec.Struct, frozen=True, kw_only=True):
     """What happens at a sandbox's time-out: it ends, or is paused. E2B's `autoPause` and `autoResume`."""
 
@@ -84,6 +98,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool = True
     owner: str = ""
     """Id of the API key's owner; listings are filtered by it."""
+    inbound: Inbound = Inbound()
     wait: float = 10.0
     """Seconds the claim may stand in a dry pool's queue."""
     network: Network = Network()
@@ -93,7 +108,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox as its node reports it. `token` is its envd access token: only for the api, never logged."""
+    """A sandbox as its node reports it. `token` is its envd access token and `traffic_token` what opens its ports
+    where they are not public: only for the api, never logged."""
 
     sandbox_id: str
     template: str
@@ -105,6 +121,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     owner: str = ""
     token: str | None = None
+    inbound: Inbound = Inbound()
+    traffic_token: str | None = None
     claim_ms: dict[str, float] = {}
     """Milliseconds each step of the claim took (queue, start, agent, identity, clock, total)."""
     confirm_by: float | None = None
@@ -216,6 +234,19 @@ class Past(msgspec.Struct, frozen=True):
 
     samples: list[Sample]
     entries: list[LogEntry]
+
+
+class SignedUrl(msgspec.Struct, frozen=True):
+    """Ask a node whose signature the raw `query` of a `/files` URL holds, made for one of `operations`."""
+
+    query: Annotated[str, msgspec.Meta(max_length=32_768)]
+    operations: tuple[str, ...]
+
+
+class SignatureOwner(msgspec.Struct, frozen=True):
+    """The node's answer: its sandbox, or None."""
+
+    sandbox_id: str | None
 
 
 class TimeoutRequest(msgspec.Struct, frozen=True):

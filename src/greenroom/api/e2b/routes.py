@@ -17,10 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from greenroom.api.e2b.errors import CreateUnknown, NotSupported
+from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
 from greenroom.api.e2b.observing import Observing
-from greenroom.api.e2b.resources import Handler, unsupported
+from greenroom.api.e2b.resources import Handler, Unsupported
 from greenroom.api.e2b.schemas import (
     MAX_REFRESH,
     AliasBody,
@@ -79,11 +80,11 @@ class Dialect:
         self._observing = Observing(self, fleet, keys)
 
     async def create_v1(self, request: Request) -> Response:
-        """`POST /sandboxes`: the older contract, with its 15 s default and, unless asked for, no token."""
+        """`POST /sandboxes`: create by the older contract: 15 s by default and, unless asked for, no token."""
         return await self._create(request, self._api.default_timeout_v1, secure=None)
 
     async def create_v2(self, request: Request) -> Response:
-        """`POST /v2/sandboxes`: 300 s by default and always secure."""
+        """`POST /v2/sandboxes`: create a sandbox, for 300 s by default and always secure."""
         return await self._create(request, self._api.default_timeout, secure=True)
 
     async def _create(self, request: Request, timeout: int, secure: bool | None) -> Response:
@@ -92,6 +93,8 @@ class Dialect:
         key = claim_key(owner, header)
         body = await self.read(request, NewSandbox)
         check_create(body, self._api)
+        secure = bool(body.secure) if secure is None else secure
+        inbound = inbound_of(body.network, secure=secure)
         source = await self._source(owner, body.template_id)
         snapshot = source.snapshot_id if isinstance(source, SnapshotInfo) else ""
         template = source if isinstance(source, Template) else None
@@ -104,8 +107,9 @@ class Dialect:
             ttl=float(timeout if body.timeout is None else body.timeout),
             metadata=body.metadata or {},
             env=body.env_vars or {},
-            secure=bool(body.secure) if secure is None else secure,
+            secure=secure,
             owner=owner,
+            inbound=inbound,
             wait=self._claims.queue_wait,
             network=network_of(body),
         )
@@ -141,7 +145,7 @@ class Dialect:
             return await self._fleet.template(ref)
 
     async def list_v1(self, request: Request) -> Response:
-        """`GET /sandboxes`: the running ones, all on one page."""
+        """`GET /sandboxes`: list the running ones, all on one page."""
         owner = await self._keys.owner_of(request)
         query = Query(
             metadata=parse_metadata(request.query_params.get("metadata", "")),
@@ -151,7 +155,7 @@ class Dialect:
         return await self._listed(select(sandboxes, query, owner), _partial(missing))
 
     async def list_v2(self, request: Request) -> Response:
-        """`GET /v2/sandboxes`: filtered, ordered, by pages."""
+        """`GET /v2/sandboxes`: list running and paused ones: filtered, ordered, by pages."""
         owner = await self._keys.owner_of(request)
         params = request.query_params
         query = parse_query(params, params.getlist("state"), self._api.page_limit)
@@ -173,14 +177,14 @@ class Dialect:
         return json_response(body, headers=headers)
 
     async def get(self, request: Request) -> Response:
-        """`GET /sandboxes/{id}`."""
+        """`GET /sandboxes/{id}`: one sandbox, running or paused."""
         owner = await self._keys.owner_of(request)
         sandbox = await self.owned(owner, sandbox_id_of(request))
         template = await self._fleet.template_of(sandbox)
         return json_response(detail_body(sandbox, template, self._domain, self._network))
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /sandboxes/{id}`: 204 when it is gone."""
+        """`DELETE /sandboxes/{id}`: end a sandbox; 204 when it is gone."""
         owner = await self._keys.owner_of(request)
         sandbox_id = sandbox_id_of(request)
         await self.check_owner(owner, sandbox_id)
@@ -188,7 +192,7 @@ class Dialect:
         return Response(status_code=_NO_CONTENT)
 
     async def timeout(self, request: Request) -> Response:
-        """`POST /sandboxes/{id}/timeout`: the end is that many seconds from now; 0 or less ends it."""
+        """`POST /sandboxes/{id}/timeout`: move the end: that many seconds from now; 0 or less ends it."""
         owner = await self._keys.owner_of(request)
         sandbox_id = sandbox_id_of(request)
         body = await self.read(request, TimeoutBody)
@@ -247,12 +251,12 @@ class Dialect:
         return sandbox_body(sandbox, await self._fleet.template_of(sandbox), self._domain)
 
     async def list_templates(self, request: Request) -> Response:
-        """`GET /templates`."""
+        """`GET /templates`: list all there are."""
         await self._keys.owner_of(request)
         return json_response([template_body(template) for template in await self._fleet.templates()])
 
     async def alias(self, request: Request) -> Response:
-        """`GET /templates/aliases/{alias}`: 404 when there is no such template."""
+        """`GET /templates/aliases/{alias}`: look a name up; 404 when there is no such template."""
         await self._keys.owner_of(request)
         template = await self._fleet.template(request.path_params["alias"])
         return json_response(AliasBody(template.template_id))
@@ -294,7 +298,7 @@ class Dialect:
             "/templates/aliases/{alias:path}": {"GET": self.alias},
         }
         for what, method, path in _unsupported():
-            table.setdefault(path, {})[method] = unsupported(what, self._keys.owner_of)
+            table.setdefault(path, {})[method] = Unsupported(what, self._keys.owner_of)
         for path, methods in (*self._suspending.paths().items(), *self._observing.paths().items()):
             table.setdefault(path, {}).update(methods)
         table |= {

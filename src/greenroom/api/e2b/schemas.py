@@ -237,6 +237,32 @@ class LogBody(msgspec.Struct, frozen=True):
     fields: dict[str, str]
 
 
+class LogsBody(msgspec.Struct, frozen=True):
+    """The answer of `/v2/…/logs`."""
+
+    logs: list[LogBody]
+
+
+class LineBody(msgspec.Struct, frozen=True):
+    """E2B's `SandboxLog`, the older form of an entry."""
+
+    timestamp: str
+    line: str
+
+
+class OldLogsBody(msgspec.Struct, frozen=True, rename="camel"):
+    """E2B's `SandboxLogs`, the answer of `/logs`: the same entries in both forms."""
+
+    logs: list[LineBody]
+    log_entries: list[LogBody]
+
+
+class LatestBody(msgspec.Struct, frozen=True):
+    """The answer of `/sandboxes/metrics`: the last sample of each sandbox that has one, by id."""
+
+    sandboxes: dict[str, MetricBody]
+
+
 class TemplateBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """E2B's `Template`."""
 
@@ -291,10 +317,7 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
 _REFUSED: dict[str, Callable[[NewSandbox], bool]] = {
     "volumeMounts": lambda body: bool(body.volume_mounts),
     "iam": lambda body: bool(body.iam),
-    "network.allowPublicTraffic: false": lambda body: _network(body).allow_public_traffic is False,
     "network.egressProxy": lambda body: _network(body).egress_proxy is not None,
-    "network.maskRequestHost": lambda body: bool(_network(body).mask_request_host),
-    "network.httpsPorts": lambda body: bool(_network(body).https_ports),
     "network.rules": lambda body: bool(_network(body).rules),
 }
 """Each option that would have to be kept and cannot be, with what tells that it was asked for."""
@@ -376,6 +399,7 @@ def sandbox_body(sandbox: Sandbox, template: Template | None, domain: str) -> Sa
         client_id=node_code_of(sandbox.sandbox_id),
         alias=sandbox.template,
         envd_access_token=sandbox.token or msgspec.UNSET,
+        traffic_access_token=sandbox.traffic_token,
         domain=domain or None,
     )
 

@@ -1,0 +1,217 @@
+"""Certificates as documents: a local authority that can vouch for one domain only, and its wildcard certificate.
+
+Pure but for the random keys: names and times in, PEM out; `proxy.certificate_files` keeps them.
+
+*Name constraints.* People are asked to trust this authority on their machines. It can therefore vouch for nothing
+but `domain` and the names below it (RFC 5280, 4.2.1.10): whoever gets hold of its key can deceive nobody about any
+other site. Addresses are excluded too, because a list of permitted names says nothing about them.
+
+*Two labels.* Clients refuse `*.localhost` and the like (RFC 6125, 7.2; OpenSSL and browsers), so a domain has at
+least two labels.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from greenroom.errors import BadRequest
+
+DAY = 86_400.0
+AUTHORITY_DAYS, AUTHORITY_RENEWAL_DAYS = 3650, 100
+"""How long an authority vouches, and how long before its end another takes its place. Longer than a certificate's
+life, so that none outlives its issuer."""
+CERTIFICATE_DAYS, RENEWAL_DAYS = 90, 30
+"""The same for the certificate."""
+_SLACK = datetime.timedelta(hours=1)
+"""Clocks of clients that are behind ours accept it all the same."""
+
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})+")
+_ANYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+_LONGEST_COMMON_NAME = 64
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A certificate and its private key, both PEM. Its repr shows no key, because it may end up in a log."""
+
+    certificate: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"<Pair until {ends_at(self.certificate):.0f}>"
+
+
+def host_of(domain: str) -> str:
+    """The name that certificates are made for: `domain` in lower case without its port and the root's dot.
+
+    Raises BadRequest for what no client accepts a wildcard certificate for.
+    """
+    name = domain.lower().partition(":")[0].removesuffix(".")
+    # The wildcard's own label must fit, and the longest label below it, which a sandbox's port and id make.
+    if not _NAME.fullmatch(name) or len(name) > 220 or name.rpartition(".")[2].isdigit():
+        raise BadRequest(
+            f"there can be no wildcard certificate for {domain!r}; "
+            "name a domain of two labels or more, such as sandbox.localhost"
+        )
+    return name
+
+
+def new_authority(domain: str, now: float) -> Pair:
+    """An authority for `domain` (as `host_of` gives it) from `now`, in Unix seconds, for AUTHORITY_DAYS."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    begins = _instant(now)
+    # A name of its own for each: clients look issuers up by name, and an old one may still be installed.
+    subject = _subject(f"Greenroom CA for {domain} since {begins:%Y-%m-%d %H:%M:%S}", "Greenroom CA")
+    constraints = x509.NameConstraints(
+        permitted_subtrees=[x509.DNSName(domain)],
+        excluded_subtrees=[x509.IPAddress(network) for network in _ANYWHERE],
+    )
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins - _SLACK)
+        .not_valid_after(begins + datetime.timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(constraints, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _pair(built, key)
+
+
+def issue(authority: Pair, domain: str, now: float) -> Pair:
+    """A certificate by `authority` for `domain` and every name one label below it, for CERTIFICATE_DAYS.
+
+    `certificate` holds it alone: clients have the authority's already.
+    """
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    issuer_key = load_pem_private_key(authority.key, password=None)
+    assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)  # noqa: S101  `trusted_pair` has looked
+    key = ec.generate_private_key(ec.SECP256R1())
+    begins = _instant(now)
+    names = x509.SubjectAlternativeName([x509.DNSName(domain), x509.DNSName(f"*.{domain}")])
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(_subject(domain, "Greenroom"))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins - _SLACK)
+        .not_valid_after(begins + datetime.timedelta(days=CERTIFICATE_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(names, critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
+        )
+        .sign(issuer_key, hashes.SHA256())
+    )
+    return _pair(built, key)
+
+
+def trusted_pair(pair: Pair, domain: str) -> bool:
+    """True if `pair` is an authority for exactly `domain`, with the key that belongs to it."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    return found.permitted_subtrees == [x509.DNSName(domain)] and _belongs(pair, certificate)
+
+
+def serves(pair: Pair, authority: Pair, domain: str) -> bool:
+    """True if `pair` has a key that belongs to it, is `authority`'s, and is for `domain` and its wildcard."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate))
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
+    wanted = {domain, f"*.{domain}"}
+    return wanted <= set(names.get_values_for_type(x509.DNSName)) and _belongs(pair, certificate)
+
+
+def ends_at(certificate: bytes) -> float:
+    """When a PEM certificate ends, in Unix seconds. Raises ValueError for what is none."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
+def due(certificate: bytes, days: float, now: float) -> bool:
+    """True if fewer than `days` are left of it, or it cannot be read."""
+    try:
+        return ends_at(certificate) - now < days * DAY
+    except ValueError:
+        return True
+
+
+def fingerprint(certificate: bytes) -> str:
+    """The SHA-256 of a PEM certificate as people compare it: pairs of hexadecimal digits."""
+    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def _belongs(pair: Pair, certificate: x509.Certificate) -> bool:
+    try:
+        key = load_pem_private_key(pair.key, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        return False
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return key.public_key().public_bytes(*form) == certificate.public_key().public_bytes(*form)
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+    return Pair(
+        certificate.public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+
+
+def _subject(common_name: str, organization: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_LONGEST_COMMON_NAME]),
+        ]
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _instant(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
