@@ -84,6 +84,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/sandboxes/{id}/refreshes"): Operation(answers={204: None}, body=schemas.RefreshBody),
     ("POST", "/sandboxes/{id}/connect"): _CONNECT,
     ("POST", "/v2/sandboxes/{id}/connect"): _CONNECT,
+    ("PUT", "/sandboxes/{id}/network"): Operation(
+        answers={204: None}, errors=frozenset({409}), body=schemas.NetworkUpdate, body_required=True
+    ),
     ("POST", "/sandboxes/{id}/pause"): Operation(
         answers={204: None}, errors=frozenset({409}), body=schemas.PauseBody
     ),
