@@ -17,9 +17,9 @@ from typing import Protocol
 from greenroom.node.relay_heads import AGENT_PORT
 from greenroom.wire.messages import Inbound
 
-CONNECT_PAUSES = (0.05, 0.1, 0.15)
+CONNECT_PAUSES = (0.05, 0.1, 0.15, 0.3, 0.4)
 """Seconds before each further try of a closed port."""
-WOKEN_PAUSES = (*CONNECT_PAUSES, 0.3, 0.5, 0.5, 1.0, 1.0, 1.0)
+WOKEN_PAUSES = (*CONNECT_PAUSES, 0.5, 0.5, 1.0, 1.0)
 """The same in a sandbox that was resumed for the request: what was starting when it was paused is starting now."""
 
 
