@@ -48,12 +48,15 @@ class _Reading:
     def __init__(self, take: Callable[[bytes], object]) -> None:
         self._take = take
         self.complete = False
+        self.keeps = False
+        """The connection may be used for another request; the parser tells that only while the message ends."""
         self.parser = httptools.HttpResponseParser(self)
 
     def on_body(self, body: bytes) -> None:
         self._take(body)
 
     def on_message_complete(self) -> None:
+        self.keeps = self.parser.should_keep_alive()
         self.complete = True
 
 
@@ -115,7 +118,7 @@ class Channel:
                 raise ConnectionResetError("the connection was closed before the answer was whole")
             reading.parser.feed_data(chunk)
         status: int = reading.parser.get_status_code()
-        if not reading.parser.should_keep_alive():
+        if not reading.keeps:
             self.close()
         return status
 

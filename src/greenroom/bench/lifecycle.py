@@ -241,8 +241,10 @@ async def _step(
     side: Side, step: Step, plan: LifecyclePlan, records: Records, number: int, written: int, meter: Meter
 ) -> None:
     row = StepRow(round=number, side=side.name, step=step, dirty_mib=written)
-    last = records.steps[-2:] if step == "resume" else []
-    if any(entry.side == side.name and entry.step == "pause" and entry.error for entry in last):
+    if step == "resume" and any(
+        (entry.round, entry.side, entry.step) == (number, side.name, "pause") and entry.error
+        for entry in records.steps
+    ):
         records.steps.append(msgspec.structs.replace(row, error="it had not been paused"))
         return
     calls = {
