@@ -63,11 +63,14 @@ class _Reading:
 class Channel:
     """One connection, made when it is first needed and made again when the other side has closed it."""
 
-    def __init__(self, host: str, connect: Connect, headers: Mapping[str, str] | None = None) -> None:
-        """`headers` go with every request."""
+    def __init__(
+        self, host: str, connect: Connect, headers: Mapping[str, str] | None = None, *, keep: bool = True
+    ) -> None:
+        """`headers` go with every request. Without `keep` each has a connection of its own, and says so."""
         self._host = host
         self._connect = connect
-        self._headers = dict(headers or {})
+        self._keep = keep
+        self._headers = {**(headers or {}), **({} if keep else {"Connection": "close"})}
         self._sock: Any = None
 
     def request(
@@ -118,7 +121,7 @@ class Channel:
                 raise ConnectionResetError("the connection was closed before the answer was whole")
             reading.parser.feed_data(chunk)
         status: int = reading.parser.get_status_code()
-        if not reading.keeps:
+        if not (self._keep and reading.keeps):
             self.close()
         return status
 

@@ -1,10 +1,12 @@
 """What the way to a running sandbox costs: entry, proxy and relay, beside the same agent asked in its namespace.
 
-Both ways are one kept connection of the same client (`channels`) with the same bytes on it but for the headers that
-name the sandbox; they are asked in pairs, whose order changes from one to the next, so the guest is as warm and the
-machine as busy for both. `GET /health` is the least that an agent answers, `Process.List` a call of the SDK's, `echo`
-in a login shell a whole command, to the end of its stream. A large file is fetched by either way in turn. It is sparse:
-a guest's disk is slower than its network and would be measured instead.
+The client is the same (`channels`), and so are the bytes but for the headers that name the sandbox. To the platform it
+keeps its connection, as SDKs do; behind that the relay connects to the guest for each request (`node.relay_heads` says
+why), so `direct` does that too, and `kept` shows what it would be without. They are asked one right after the other, in
+an order that changes from one time to the next, so the guest is as warm and the machine as busy for all. `GET /health`
+is the least that an agent answers, `Process.List` a call of the SDK's, `echo` in a login shell a whole command, to the
+end of its stream. A large file is fetched by the first two in turn. It is sparse: a guest's disk is slower than its
+network and would be measured instead.
 """
 
 from __future__ import annotations
@@ -43,8 +45,14 @@ from greenroom.errors import GreenroomError, NodeUnavailable, RuntimeFailure
 from greenroom.runtime import namespaces
 from greenroom.runtime.guestclient import AGENT_PORT
 
-Way = Literal["platform", "direct"]
-WAYS: tuple[Way, Way] = ("platform", "direct")
+Way = Literal["platform", "direct", "kept"]
+WAYS: tuple[Way, Way, Way] = ("platform", "direct", "kept")
+FETCHED: tuple[Way, Way] = ("platform", "direct")
+WORDS: dict[Way, str] = {
+    "platform": "through the platform",
+    "direct": "direct",
+    "kept": "direct, on a connection that is kept",
+}
 Kind = Literal["health", "list", "echo"]
 KINDS: dict[Kind, str] = {
     "health": "GET /health",
@@ -52,9 +60,9 @@ KINDS: dict[Kind, str] = {
     "echo": "`echo` in a login shell",
 }
 ROUND = 100
-"""Pairs of a round, over which differences are told."""
+"""Of each kind in a round, over which differences are told."""
 WARM_UP = 20
-"""Pairs of each kind that do not count."""
+"""Of each kind that do not count."""
 ADDED_LIMIT = 1.5
 """Milliseconds that the way may add to a small request."""
 RATE_LIMIT = 0.7
@@ -68,20 +76,21 @@ class ExecutionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     template: str
     count: int
-    """Pairs of `GET /health`, and of `Process.List`."""
+    """Of `GET /health`, and of `Process.List`, by each way."""
     echoes: int
     file_mib: int
     fetches: int
     """Of the file, by each way."""
 
 
-class PairRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request by both ways, in milliseconds."""
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One request by every way, in milliseconds."""
 
     kind: Kind
     round: int
     platform_ms: float | None = None
     direct_ms: float | None = None
+    kept_ms: float | None = None
     error: str = ""
 
 
@@ -95,13 +104,14 @@ class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KindFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of request by both ways."""
+    """One kind of request by every way."""
 
     kind: Kind
     platform_ms: Summary
     direct_ms: Summary
+    kept_ms: Summary
     added_ms: float | None
-    """The difference of the two medians."""
+    """Difference of the medians of the first two."""
     added_rounds: list[float | None]
     """The same within each round: how far they lie apart is how much a single one is worth here."""
 
@@ -125,7 +135,7 @@ class ExecutionReport(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[KindFigures]
     fetch: FetchFigures
     failed: int
-    pairs: list[PairRow]
+    requests: list[RequestRow]
     fetches: list[FetchRow]
     targets: list[Target] = []
     tables: list[Table] = []
@@ -136,7 +146,7 @@ class Records:
     """The rows as they come."""
 
     def __init__(self) -> None:
-        self.pairs: list[PairRow] = []
+        self.requests: list[RequestRow] = []
         self.fetches: list[FetchRow] = []
 
 
@@ -187,31 +197,37 @@ async def measure(ways: dict[Way, Channel], plan: ExecutionPlan, records: Record
     counts: list[tuple[Kind, int]] = [("health", plan.count), ("list", plan.count), ("echo", plan.echoes)]
     meter.begin(sum(count for _, count in counts) + 2 * plan.fetches)
     for kind, count in counts:
-        meter.say(f"{count} pairs of {KINDS[kind]}")
+        meter.say(f"{count} of {KINDS[kind]} by each way")
         for index in range(min(WARM_UP, count)):
-            await _pair(ways, kind, 0, index)
+            await _ask(ways, kind, 0, index)
         for index in range(count):
-            records.pairs.append(await _pair(ways, kind, 1 + index // ROUND, index))
+            records.requests.append(await _ask(ways, kind, 1 + index // ROUND, index))
             meter.advance()
     if not plan.fetches:
         return
     await ways["direct"].run(f"truncate -s {plan.file_mib}M {FILE} && head -c 4096 {FILE} | wc -c")
     for number in range(1, plan.fetches + 1):
         meter.say(f"a file of {plan.file_mib} MiB, round {number} of {plan.fetches}")
-        for way in turns(WAYS, number):
+        for way in turns(FETCHED, number):
             records.fetches.append(await _fetch(ways[way], way, number, plan.file_mib))
             meter.advance()
 
 
-async def _pair(ways: dict[Way, Channel], kind: Kind, number: int, index: int) -> PairRow:
-    """One request by each way."""
+async def _ask(ways: dict[Way, Channel], kind: Kind, number: int, index: int) -> RequestRow:
+    """One request by every way."""
     found: dict[Way, float] = {}
     try:
         for way in turns(WAYS, index):
             found[way] = await _one(ways[way], kind)
     except (GreenroomError, OSError) as error:
-        return PairRow(kind=kind, round=number, error=reason(error))
-    return PairRow(kind=kind, round=number, platform_ms=found["platform"], direct_ms=found["direct"])
+        return RequestRow(kind=kind, round=number, error=reason(error))
+    return RequestRow(
+        kind=kind,
+        round=number,
+        platform_ms=found["platform"],
+        direct_ms=found["direct"],
+        kept_ms=found["kept"],
+    )
 
 
 async def _one(channel: Channel, kind: Kind) -> float:
@@ -259,37 +275,38 @@ def summarise_run(conditions: Conditions, plan: ExecutionPlan, records: Records)
     report = ExecutionReport(
         conditions=conditions,
         plan=plan,
-        kinds=[_figures(kind, [row for row in records.pairs if row.kind == kind]) for kind in KINDS],
+        kinds=[_figures(kind, [row for row in records.requests if row.kind == kind]) for kind in KINDS],
         fetch=_fetched(plan, records.fetches),
-        failed=sum(bool(row.error) for row in records.pairs)
+        failed=sum(bool(row.error) for row in records.requests)
         + sum(bool(row.error) for row in records.fetches),
-        pairs=records.pairs,
+        requests=records.requests,
         fetches=records.fetches,
         notes=[
-            f"{plan.count} pairs of each small request, {plan.echoes} of `echo`, a sparse file of {plan.file_mib} MiB "
-            f"fetched {plan.fetches} times by each way; one client with one connection for each way",
+            f"{plan.count} of each small request and {plan.echoes} of `echo` by each way, a sparse file of "
+            f"{plan.file_mib} MiB fetched {plan.fetches} times; one client that asks one thing at a time",
+            "the platform connects to the guest for each request, and so does what stands as direct beside it",
         ],
     )
     report = msgspec.structs.replace(report, targets=targets(report))
     return msgspec.structs.replace(report, tables=tables(report))
 
 
-def _figures(kind: Kind, rows: Sequence[PairRow]) -> KindFigures:
-    def medians(some: Sequence[PairRow]) -> tuple[Summary, Summary, float | None]:
-        platform = summarise(Sample(row.platform_ms, row.error) for row in some)
-        direct = summarise(Sample(row.direct_ms, row.error) for row in some)
-        if platform.p50 is None or direct.p50 is None:
-            return platform, direct, None
-        return platform, direct, platform.p50 - direct.p50
+def _figures(kind: Kind, rows: Sequence[RequestRow]) -> KindFigures:
+    def by(way: Way, some: Sequence[RequestRow]) -> Summary:
+        return summarise(Sample(getattr(row, f"{way}_ms"), row.error) for row in some)
 
-    platform, direct, added = medians(rows)
+    def added(some: Sequence[RequestRow]) -> float | None:
+        platform, direct = by("platform", some).p50, by("direct", some).p50
+        return None if platform is None or direct is None else platform - direct
+
     numbers = sorted({row.round for row in rows})
     return KindFigures(
         kind=kind,
-        platform_ms=platform,
-        direct_ms=direct,
-        added_ms=added,
-        added_rounds=[medians([row for row in rows if row.round == number])[2] for number in numbers],
+        platform_ms=by("platform", rows),
+        direct_ms=by("direct", rows),
+        kept_ms=by("kept", rows),
+        added_ms=added(rows),
+        added_rounds=[added([row for row in rows if row.round == number]) for number in numbers],
     )
 
 
@@ -330,16 +347,18 @@ def tables(report: ExecutionReport) -> list[Table]:
     fetch = report.fetch
     return [
         Table(
-            "One request on a kept connection, ms",
+            "One request, ms",
             ["request", "way", *TAIL_COLUMNS],
             [
-                [KINDS[entry.kind], way, *tail_cells(summary)]
+                [KINDS[entry.kind], WORDS[way], *tail_cells(summary)]
                 for entry in report.kinds
-                for way, summary in (("platform", entry.platform_ms), ("direct", entry.direct_ms))
+                for way, summary in zip(
+                    WAYS, (entry.platform_ms, entry.direct_ms, entry.kept_ms), strict=True
+                )
             ],
         ),
         Table(
-            "What the platform's way adds: difference of medians, ms",
+            "What the platform's way adds to direct: difference of medians, ms",
             ["request", "added", "of rounds from"],
             [[KINDS[entry.kind], cell(entry.added_ms), _range(entry.added_rounds)] for entry in report.kinds],
         ),
@@ -347,8 +366,8 @@ def tables(report: ExecutionReport) -> list[Table]:
             f"A file of {fetch.mib} MiB, MiB/s",
             ["way", *SUMMARY_COLUMNS],
             [
-                ["platform", *summary_cells(fetch.platform_mib_s)],
-                ["direct", *summary_cells(fetch.direct_mib_s)],
+                [WORDS["platform"], *summary_cells(fetch.platform_mib_s)],
+                [WORDS["direct"], *summary_cells(fetch.direct_mib_s)],
             ],
         ),
         Table("Its time through the platform over direct", RATIO_COLUMNS, [ratio_cells(fetch.time)]),

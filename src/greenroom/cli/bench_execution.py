@@ -51,7 +51,10 @@ def register(app: typer.Typer) -> None:
 def execution(
     context: typer.Context,
     count: Annotated[
-        int, typer.Option("--count", metavar="N", min=1, max=1_000_000, help="Pairs of each small request.")
+        int,
+        typer.Option(
+            "--count", metavar="N", min=1, max=1_000_000, help="Of each small request, by each way."
+        ),
     ] = 1000,
     echoes: Annotated[
         int | None,
@@ -61,7 +64,7 @@ def execution(
             min=1,
             max=100_000,
             show_default=False,
-            help="Pairs of `echo` in a shell (default: a twentieth of --count).",
+            help="Of `echo` in a shell (default: a twentieth of --count).",
         ),
     ] = None,
     file: Annotated[
@@ -83,7 +86,7 @@ def execution(
     state_dir: StateDirOption = None,
     cache_dir: CacheDirOption = None,
 ) -> int:
-    """Ask a sandbox's agent through proxy and relay and directly in its namespace, in pairs.
+    """Ask a sandbox's agent through proxy and relay and directly in its namespace, by turns.
 
     `GET /health`, `Process.List`, `echo` in a shell, and a large file. Asks the platform that runs on the state
     directory, in a sandbox of its own, else one started for this in a temporary directory and stopped afterwards.
@@ -167,7 +170,9 @@ async def _measure(
             with measuring.Inside(measuring.vm_of(journals, made.sandbox_id)) as inside:
                 ways: dict[measuring.Way, Channel] = {
                     "platform": Channel(entry.netloc, to_entry, routed),
-                    "direct": Channel("guest", inside.connect, headers),
+                    # The relay has the guest close after each answer, too.
+                    "direct": Channel("guest", inside.connect, headers, keep=False),
+                    "kept": Channel("guest", inside.connect, headers),
                 }
                 try:
                     await measuring.measure(ways, plan, records, meter)
