@@ -135,6 +135,16 @@ async def test_a_connection_that_an_answer_closes_is_made_again(talking: Talking
         assert agent.connections == 2
 
 
+async def test_a_connection_for_each_request_is_asked_for_and_closed() -> None:
+    agent = Agent(*2 * [b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"])
+    async with served(agent.serve) as connect:
+        channel = Channel("guest", connect, keep=False)
+        for _ in range(2):
+            assert (await channel.ask(channel.request("GET", "/"))).status == 200
+        assert agent.connections == 2
+        assert all(b"Connection: close" in request for request in agent.requests)
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nhalf", b"SSH-2.0-x\r\n"],
