@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -15,9 +17,12 @@ from greenroom.bench.lifecycle_node import Mark, took
 from greenroom.bench.lifecycle_sides import STEPS, Held, Side, SideName, Step, Took
 from greenroom.bench.supply import spec_size
 from greenroom.errors import RuntimeFailure, SetupError
+from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.engine import CaptureResult, Snapshot
+from greenroom.runtime.namespaces import listing
+from greenroom.runtime.slots import tag_of
 from tests.bench.results import Quiet, conditions
-from tests.bench.test_host_commands import Command
+from tests.bench.test_host_commands import DEADLINE, Command
 
 PLAN = LifecyclePlan(template="base", size=spec_size(256), rounds=2, dirty_mib=64, forks=3)
 
@@ -280,4 +285,31 @@ def test_a_small_run_measures_every_step_of_both_sides(tmp_path: Path) -> None:
     assert report.conditions.size.memory_mib == 256
     assert [target.verdict for target in report.targets].count("not measured") == 0
     assert all(table.title in done.stdout for table in report.tables)
+    command.assert_clean()
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="microVMs need root: namespaces, uids and cgroups")
+def test_an_interrupted_run_leaves_nothing_of_either_side(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    process = command.start("lifecycle", "--dirty", "8", "--forks", "2", "--json", str(command.json))
+    timer = threading.Timer(DEADLINE, process.kill)
+    timer.start()
+    try:
+        assert process.stderr is not None
+        assert any("round 1 of" in line for line in process.stderr)
+        (directory,) = command.scratch.iterdir()
+        tags = [tag_of(place / "node-0") for place in (directory, directory / "bare")]
+        assert any(listing(f"gr-{tags[1]}-"))
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate()
+    finally:
+        timer.cancel()
+    assert "Traceback" not in output + errors
+    assert process.returncode == 130, errors
+    assert not command.json.exists()
+    for tag in tags:
+        assert listing(f"gr-{tag}-") == []
+        assert Cgroups.detect().children(f"greenroom/{tag}") == []
     command.assert_clean()
