@@ -2,6 +2,11 @@
 
 It is a process of its own so that nothing of Greenroom's works against it, and told step by step so that both sides
 take turns on one machine.
+
+It is not started by the event loop: uvloop waits for its child's exec with the interpreter locked, until the last copy
+of a pipe's end is closed. A thread that makes a VM's namespace has a copy of all descriptors for a moment
+(`runtime.namespaces.apply_rules`) and closes them only when it gets the interpreter: with a node at work in this
+process both would wait for ever. `subprocess.Popen` lets others run meanwhile.
 """
 
 from __future__ import annotations
@@ -9,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,16 +60,19 @@ class Bare:
         ]  # fmt: skip
         self._directory = Path(spec.state_dir)
         self._meter = meter
-        self._process: Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: asyncio.StreamReader
+        self._pipe: asyncio.BaseTransport | None = None
 
     async def __aenter__(self) -> Bare:
         self._meter.say("the bare script")
         self._directory.mkdir(mode=0o700)
         self._log = os.open(self._directory / "log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # In a session of its own: what interrupts this process must not cut it off from its QEMUs.
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv, stdin=PIPE, stdout=PIPE, stderr=self._log, start_new_session=True
+            process = await unbroken(asyncio.to_thread(self._start), "start the bare script")
+            reader = self._answers = asyncio.StreamReader()
+            self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), process.stdout
             )
             await self._read(_Answer, READY_DEADLINE)
         except BaseException:
@@ -75,17 +83,34 @@ class Bare:
     async def __aexit__(self, *_exc: object) -> None:
         await unbroken(self._close(), "end the bare script")
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        # In a session of its own: what interrupts this process must not cut it off from its QEMUs.
+        self._process = subprocess.Popen(
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        return self._process
+
     async def _close(self) -> None:
         process = self._process
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
-            try:
-                async with asyncio.timeout(END_DEADLINE):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        if process is not None:
+            assert process.stdin is not None  # noqa: S101
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # at which it ends its VMs and itself
+            await asyncio.to_thread(self._wait, process)
+        if self._pipe is not None:
+            self._pipe.close()
         os.close(self._log)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(END_DEADLINE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
@@ -94,11 +119,9 @@ class Bare:
         return ""
 
     async def _read(self, kind: type[T], deadline: float) -> T:
-        assert self._process is not None  # noqa: S101
-        assert self._process.stdout is not None  # noqa: S101
         try:
             async with asyncio.timeout(deadline):
-                line = await self._process.stdout.readline()
+                line = await self._answers.readline()
         except TimeoutError as error:
             raise RuntimeFailure(f"the bare script did not answer within {deadline:.0f} s") from error
         if not line:
@@ -111,8 +134,9 @@ class Bare:
         assert self._process is not None  # noqa: S101
         assert self._process.stdin is not None  # noqa: S101
         try:
+            # A line is far below what a pipe takes at once.
             self._process.stdin.write(msgspec.json.encode({"do": do, **arguments}) + b"\n")
-            await self._process.stdin.drain()
+            self._process.stdin.flush()
         except OSError as error:
             raise RuntimeFailure(f"the bare script has ended: {self._last_words()}") from error
         return await self._read(kind, STEP_DEADLINE)
