@@ -4,9 +4,9 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
-SOURCES := src tests bench compat
+SOURCES := src tests bench compat scripts
 
-.PHONY: help setup dev run test lint format bench faults compat lock clean
+.PHONY: help setup dev run test test-long lint format bench faults compat docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,10 @@ run: setup ## the main job: start the platform, one sandbox, one command, stop; 
 	@$(BIN)/greenroom demo $(DEMO_ARGS)
 
 test: dev ## everything that a change must not break (boots real microVMs; as root)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: dev ## what takes longer: whole benchmarks and fault runs, kills between any two steps
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 lint: dev ## ruff, mypy --strict, the floors of the architecture
 	@$(BIN)/ruff check $(SOURCES)
@@ -32,6 +35,9 @@ lint: dev ## ruff, mypy --strict, the floors of the architecture
 format: dev ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+docs: dev ## write the README's table of supported calls anew
+	@$(BIN)/python scripts/tables.py
 
 RESULTS := bench-results
 ifdef QUICK
@@ -91,4 +97,4 @@ lock: dev ## write the lock files anew from pyproject.toml
 		-o requirements/bench.lock
 
 clean: ## remove what `make setup` made in this folder (images stay in the cache)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) tests/js/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

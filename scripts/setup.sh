@@ -36,12 +36,31 @@ else
     fi
 fi
 
+# The JavaScript SDK for tests/js, by the node that is among the locked Python packages (Debian 12's is too old for it).
+# Without it one test is skipped, and nothing else is missing: so a registry that cannot be reached ends nothing here.
+javascript() {
+    [ "$kind" = dev ] || return 0
+    modules=tests/js/node_modules
+    wanted_js=$(sha256sum <tests/js/package-lock.json | cut -d' ' -f1)
+    if [ "$(cat "$modules/.greenroom" 2>/dev/null || true)" = "$wanted_js" ]; then
+        say "the JavaScript SDK is there"
+        return 0
+    fi
+    say "installing the locked JavaScript SDK for tests/js"
+    if "$venv/bin/npm" ci --prefix tests/js --loglevel error; then
+        printf '%s\n' "$wanted_js" >"$modules/.greenroom"
+    else
+        say "it could not be installed; tests/platform/test_javascript.py will be skipped"
+    fi
+}
+
 lock=requirements/$kind.lock
 wanted=$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1)
 stamp=$venv/.greenroom-$kind
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then
     say "2/3 Python packages are there"
     say "3/3 greenroom is installed"
+    javascript
     exit 0
 fi
 if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -69,4 +88,5 @@ esac
 for other in $held; do
     cat "requirements/$other.lock" pyproject.toml | sha256sum | cut -d' ' -f1 >"$venv/.greenroom-$other"
 done
+javascript
 say "done"

@@ -36,6 +36,7 @@ def test_a_setting_is_taken_and_the_rest_stays(tmp_path: Path) -> None:
         ("[vm]\nboot_deadline = -1\n", "boot_deadline"),
         ("[vm]\nboot_deadline = nan\n", "boot_deadline"),
         ("[vm]\nboot_deadline = inf\n", "boot_deadline"),
+        ("[api]\nmax_timeout = 31622401\n", "max_timeout"),
         ("[vm]\nengine = 'xen'\n", "engine"),
         ("[proxy]\nport = 70000\n", "port"),
         ("[claims]\nqueue_wait = 'long'\n", "queue_wait"),

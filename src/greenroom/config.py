@@ -22,6 +22,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Length = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 """A length of time that cannot be nothing, in the unit that the field's text names."""
 Amount = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+LONGEST_TIMEOUT = 366 * 86_400
+"""Seconds: a year. A node refuses to let a sandbox live longer, so no setting may promise it."""
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,8 +35,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds a sandbox lives when a v2 create names no timeout (E2B's default)."""
     default_timeout_v1: Positive = 15
     """The same for v1, whose contract had this shorter default."""
-    max_timeout: Positive = 86_400
-    """Seconds; E2B's largest plan allows one day."""
+    max_timeout: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_TIMEOUT)] = 86_400
+    """Seconds; E2B's largest plan allows one day. A year (366 days) is the most there is."""
     max_metadata: Count = 64
     """Pairs of metadata, and separately of environment variables, in one create."""
     page_limit: Positive = 100
@@ -173,6 +175,37 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds that running requests get when the proxy is told to stop."""
 
 
+class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What sandboxes may reach, and how much of it at a time (docs/network.md)."""
+
+    egress_default: Literal["allow", "deny"] = "allow"
+    """What becomes of connections that no rule of a sandbox speaks of. `deny` leaves only what `allowOut` names."""
+    also_denied: list[str] = []
+    """CIDR blocks that no sandbox may reach whatever its rules say, besides those that are always denied: public
+    addresses of the operator's own network, for example."""
+    resolvers: list[str] = []
+    """DNS servers that sandboxes' questions are passed on to, `address` or `address:port`; empty for those in the
+    host's /etc/resolv.conf. They may lie in ranges that sandboxes cannot reach."""
+    connections_per_sandbox: Positive = 512
+    """Connections out of one sandbox at the same time; one more is reset at once."""
+    connections: Positive = 8192
+    """The same for all sandboxes of a node together."""
+    new_connections_per_second: Positive = 100
+    """New connections of one sandbox, on average; twice as many may come at once. More are reset."""
+    dns_per_second: Positive = 50
+    """DNS questions of one sandbox, on average; twice as many may come at once. More get no answer."""
+    dns_parallel: Positive = 64
+    """DNS questions of one sandbox that wait for their answer; one more gets none."""
+    dns_deadline: Length = 5.0
+    """Seconds for looking a name up, all resolvers together."""
+    dial_deadline: Length = 10.0
+    """Seconds for connecting to one address."""
+    peek_deadline: Length = 5.0
+    """Seconds in which a connection that only a name can allow must name it (TLS ClientHello or HTTP head)."""
+    idle_timeout: Length = 900.0
+    """Seconds a connection may be silent in both directions."""
+
+
 class LogsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the roles log."""
 
@@ -189,6 +222,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vm: VmConfig = VmConfig()
     nodes: NodesConfig = NodesConfig()
     proxy: ProxyConfig = ProxyConfig()
+    network: NetworkConfig = NetworkConfig()
     logs: LogsConfig = LogsConfig()
 
 

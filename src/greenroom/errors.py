@@ -117,6 +117,13 @@ class MethodNotAllowed(PermanentError):
     status = 405
 
 
+class NotRunning(PermanentError):
+    """The sandbox is paused, and this needs it to run."""
+
+    kind = "not_running"
+    status = 409
+
+
 class KeyConflict(PermanentError):
     """An idempotency key was used before with another body."""
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from greenroom.errors import NodeUnavailable, PoolDry, RuntimeFailure
+from greenroom.errors import NodeUnavailable, NotRunning, PoolDry, RuntimeFailure
 from greenroom.store.keys import revoke_api_key
 from greenroom.wire.ids import new_sandbox_id
 from greenroom.wire.messages import Inbound
@@ -118,8 +118,6 @@ def test_what_is_harmless_is_accepted(client):
     [
         ({"volumeMounts": [{"name": "v", "path": "/v"}]}, "volumeMounts"),
         ({"iam": {"tokens": {"t": {"audience": "a", "tokenType": "b"}}}}, "iam"),
-        ({"network": {"allowOut": ["1.1.1.1"]}}, "network.allowOut"),
-        ({"network": {"dnsServers": ["1.1.1.1"]}}, "network.dnsServers"),
         ({"network": {"egressProxy": {"address": "h:1"}}}, "network.egressProxy"),
         ({"network": {"rules": {"h": []}}}, "network.rules"),
     ],
@@ -160,6 +158,11 @@ def test_what_cannot_be_kept_is_refused_by_name(client, node, fields, named):
         ({"envVars": {f"k{number}": "v" for number in range(65)}}, "envVars"),
         ({"autoResume": {}}, "autoResume"),
         ({"network": "none"}, "network"),
+        ({"network": {"allowOut": ["10.0.0.1"]}}, "network.allowOut"),
+        ({"network": {"allowOut": ["http://example.com/"]}}, "network.allowOut"),
+        ({"network": {"allowOut": ["1.1.1.1"] * 201}}, "network.allowOut"),
+        ({"network": {"denyOut": ["example.com"]}}, "network.denyOut"),
+        ({"network": {"dnsServers": ["dns"]}}, "network.dnsServers"),
     ],
 )
 def test_wrong_fields_are_refused_by_name(client, node, fields, named):
@@ -321,7 +324,7 @@ def test_detail(client, node):
     assert (detail["diskSizeMB"], detail["clientID"], detail["alias"]) == (4096, node.code, "base")
     assert detail["templateID"] == body["templateID"]
     assert detail["envdAccessToken"] == kept.token
-    assert detail["allowInternetAccess"] is False
+    assert detail["allowInternetAccess"] is True
     assert detail["lifecycle"] == {"autoResume": False, "onTimeout": "kill"}
     assert detail["startedAt"].endswith("Z")
     assert client.get(f"/sandboxes/{kept.sandbox_id}-{node.code}").json() == detail
@@ -507,6 +510,69 @@ def test_no_secret_is_logged(plane, api, client, node, secret):
             assert text not in role.log
 
 
+# Network
+
+
+def test_the_network_of_a_create_reaches_the_node_and_the_detail(client, node):
+    network = {"allowOut": ["1.1.1.1", "*.example.com"], "denyOut": ["0.0.0.0/0"], "dnsServers": ["8.8.8.8"]}
+    made = create(client, network=network, allow_internet_access=True)
+    sent = node.claims[-1].network
+    assert (sent.allow_out, sent.deny_out) == (network["allowOut"], network["denyOut"])
+    assert (sent.dns_servers, sent.allow_internet_access) == (["8.8.8.8"], True)
+    detail = client.get(f"/sandboxes/{made['sandboxID']}").json()
+    assert detail["network"] == network
+    assert detail["allowInternetAccess"] is True
+
+
+def test_the_network_is_replaced_whole(client, node):
+    sandbox_id = create(client, network={"allowOut": ["1.1.1.1"], "denyOut": ["0.0.0.0/0"]})["sandboxID"]
+    url = f"/sandboxes/{sandbox_id}/network"
+    assert client.put(url, json={"denyOut": ["8.8.8.8"]}).status_code == 204
+    detail = client.get(f"/sandboxes/{sandbox_id}").json()
+    assert detail["network"] == {"denyOut": ["8.8.8.8"]}
+    assert client.put(url, json={"allow_internet_access": False}).status_code == 204
+    detail = client.get(f"/sandboxes/{sandbox_id}").json()
+    assert detail["network"] == {}
+    assert detail["allowInternetAccess"] is False
+    assert client.put(url, json={}).status_code == 204
+    assert client.get(f"/sandboxes/{sandbox_id}").json()["allowInternetAccess"] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"allowOut": ["192.168.1.1"]}, "network.allowOut"),
+        ({"denyOut": ["*.example.com"]}, "network.denyOut"),
+        ({"egressProxy": {"address": "h:1"}}, "network.egressProxy is not supported"),
+        ({"rules": {"h": [{"transform": {"headers": {"a": "b"}}}]}}, "network.rules is not supported"),
+        ({"allowOut": "1.1.1.1"}, "allowOut"),
+        ([], "invalid request"),
+    ],
+)
+def test_a_wrong_network_is_refused_and_the_old_one_stays(client, node, body, named):
+    sandbox_id = create(client, network={"denyOut": ["8.8.8.8"]})["sandboxID"]
+    response = client.put(f"/sandboxes/{sandbox_id}/network", json=body)
+    assert response.status_code == 400
+    assert named in error_of(response)
+    assert node.sandboxes[sandbox_id].network.deny_out == ["8.8.8.8"]
+
+
+def test_a_paused_sandbox_has_no_network_to_change(client, node):
+    sandbox_id = create(client)["sandboxID"]
+    node.network_error = NotRunning("the sandbox is paused; resume it")
+    response = client.put(f"/sandboxes/{sandbox_id}/network", json={})
+    assert response.status_code == 409
+    assert "resume it" in error_of(response)
+    node.network_error = RuntimeFailure("the egress process does not answer; try again shortly")
+    assert client.put(f"/sandboxes/{sandbox_id}/network", json={}).status_code == 500
+
+
+def test_the_network_of_no_sandbox_or_of_anothers_is_404(client, node):
+    assert client.put("/sandboxes/x/network", json={}).status_code == 404
+    theirs = node.add(owner="somebody")
+    assert client.put(f"/sandboxes/{theirs.sandbox_id}/network", json={}).status_code == 404
+
+
 # Methods and paths
 
 
@@ -520,7 +586,6 @@ def test_unknown_paths_are_404(client):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("PUT", "/sandboxes/x/network"),
         ("POST", "/v3/templates"),
         ("DELETE", "/templates/tags"),
         ("GET", "/templates/x/builds/y/status"),

@@ -163,10 +163,26 @@ def test_an_unknown_outcome_without_a_key_is_not_repeated(opts, node):
 
 
 def test_what_cannot_be_kept_is_refused(opts):
-    for options in ({"network": {"allow_out": ["10.0.0.1"]}},):
+    for options in ({"network": {"rules": {"h": []}}},):
         with pytest.raises(SandboxException, match="not supported"):
             Sandbox.create(**opts, **options)
     assert Sandbox.create(**opts, allow_internet_access=False, network={"deny_out": ["0.0.0.0/0"]})
+
+
+def test_the_network_as_the_sdk_tells_and_changes_it(opts):
+    sandbox = Sandbox.create(
+        **opts, network={"allow_out": ["1.1.1.1"], "deny_out": lambda context: [context.all_traffic]}
+    )
+    info = sandbox.get_info()
+    assert info.network == {"allow_out": ["1.1.1.1"], "deny_out": ["0.0.0.0/0"]}
+    sandbox.update_network({"allow_internet_access": False})
+    assert sandbox.get_info().allow_internet_access is False
+    sandbox.update_network({})
+    info = sandbox.get_info()
+    assert info.allow_internet_access is True
+    assert not info.network
+    with pytest.raises(SandboxException, match="no sandbox may reach"):
+        sandbox.update_network({"allow_out": ["10.0.0.1"]})
 
 
 def test_a_dry_pool_is_busy(opts, node):

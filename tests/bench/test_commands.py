@@ -163,7 +163,7 @@ def assert_nothing_of_any(
 
 
 @pytest.mark.vm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("as_root")
 def test_an_interrupted_restore_leaves_nothing(bench: Bench) -> None:
     process = bench.start(
@@ -182,7 +182,7 @@ def test_an_interrupted_restore_leaves_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.vm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("as_root")
 def test_claim_measures_every_part(bench: Bench) -> None:
     done = bench.run("claim", "--quick", "--rounds", "2", "--warm", "1", "--json", str(bench.json))
@@ -243,7 +243,7 @@ def test_a_part_that_does_not_exist_is_wrong_usage(bench: Bench) -> None:
 
 
 @pytest.mark.vm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("as_root")
 def test_an_interrupted_claim_stops_its_platform(bench: Bench) -> None:
     process = bench.start("claim", "--part", "supply", "--count", "1000", "--rounds", "1", "--warm", "1")

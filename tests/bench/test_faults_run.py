@@ -19,7 +19,7 @@ from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.namespaces import listing
 from greenroom.runtime.slots import tag_of
 
-pytestmark = [pytest.mark.vm, pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.vm, pytest.mark.fault, pytest.mark.long]
 DEADLINE = 270.0
 
 

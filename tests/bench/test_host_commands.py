@@ -75,7 +75,7 @@ def as_root() -> None:
         pytest.skip("microVMs need root: namespaces, uids and cgroups")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("as_root")
 def test_a_platform_at_rest_is_measured(command: Command) -> None:
     done = command.run("platform", "--minutes", "0.05", "--json", str(command.json))
@@ -95,7 +95,7 @@ def test_a_platform_at_rest_is_measured(command: Command) -> None:
 
 
 @pytest.mark.vm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("as_root")
 def test_a_small_pool_is_filled_and_asked(command: Command) -> None:
     done = command.run(
@@ -129,7 +129,7 @@ def test_more_members_than_fit_are_refused_before_anything_is_made(command: Comm
 
 
 @pytest.mark.vm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("as_root")
 def test_an_interrupted_fill_leaves_nothing(command: Command) -> None:
     process = command.start("density", "--count", "200", "--json", str(command.json))

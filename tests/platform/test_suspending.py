@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.vm
 
 COUNTER = """
 import time
+from pathlib import Path
 for n in range(10**9):
     open('/tmp/n', 'w').write(str(n)); time.sleep(0.05)
 """
@@ -32,12 +34,12 @@ def clock_is_right(box: Sandbox) -> bool:
 
 
 def test_a_paused_sandbox_goes_on_where_it_stood_time_and_again(sdk: Platform) -> None:
+    """E2B#884, E2B#736, E2B#582: changes lost from the second pause on, a second resume that fails."""
     box = Sandbox.create(timeout=300, envs={"MINE": "yes"}, metadata={"m": "1"})
     box.files.write("/home/user/counter.py", COUNTER)
     box.commands.run("python3 /home/user/counter.py", background=True, timeout=0)
     until(lambda: box.files.exists("/tmp/n"))
     boot = boot_id(box)
-    # Changes lost from the second pause on, and a second resume that fails, are what people complain about elsewhere.
     for turn in range(3):
         box.files.write(f"turn-{turn}", str(turn))
         before = int(box.files.read("/tmp/n") or 0)
@@ -194,3 +196,31 @@ def test_a_rollback_undoes_what_came_after(sdk: Platform) -> None:
     assert clock_is_right(box)
     assert box.kill() is True
     assert Sandbox.delete_snapshot(taken.snapshot_id) is True
+
+
+def test_what_is_on_disk_outlives_the_whole_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = Platform(tmp_path / "state")
+    platform.up("--warm", "1")
+    try:
+        for name, value in platform.env().items():
+            monkeypatch.setenv(name, value)
+        box = Sandbox.create(timeout=300, metadata={"m": "1"})
+        box.files.write("kept", "kept")
+        taken = box.create_snapshot(name="mine")
+        assert box.pause() is True
+        platform.down()
+        assert platform.leftovers() == {}
+        platform.up("--warm", "1")
+        for name, value in platform.env().items():
+            monkeypatch.setenv(name, value)
+        again = Sandbox.connect(box.sandbox_id, timeout=300)
+        assert again.files.read("kept") == "kept"
+        assert again.get_info().metadata == {"m": "1"}
+        child = Sandbox.create("mine", timeout=300)
+        assert child.files.read("kept") == "kept"
+        assert again.kill() is True
+        assert child.kill() is True
+        assert Sandbox.delete_snapshot(taken.snapshot_id) is True
+    finally:
+        platform.down()
+    assert platform.leftovers() == {}

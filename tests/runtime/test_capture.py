@@ -383,7 +383,7 @@ asyncio.run(main())
 
 
 @pytest.mark.fault
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_a_node_killed_between_any_two_steps_leaves_all_or_nothing_and_its_vm_runs(
     golden: Golden, tmp_path: Path

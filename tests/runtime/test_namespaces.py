@@ -12,8 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from greenroom.config import NetworkConfig
 from greenroom.runtime import namespaces
+from greenroom.runtime.firewall import ruleset
+from greenroom.wire.messages import Network
+from greenroom.wire.network import parse
 
+RULES = ruleset(parse(Network(), NetworkConfig()))
 SCRIPT = """
 import os, resource, sys
 from greenroom.runtime import namespaces
@@ -21,7 +26,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
 null = os.open("/dev/null", os.O_RDONLY)
 held = [os.dup(null) for _ in range(1100)]
-tap = namespaces.create(sys.argv[1])
+tap = namespaces.create(sys.argv[1], sys.argv[2])
 assert tap > 1024, tap
 assert all(os.fstat(fd).st_rdev == os.fstat(null).st_rdev for fd in held)
 print("made", flush=True)
@@ -41,7 +46,9 @@ def name() -> Iterator[str]:
 def test_rules_are_loaded_beyond_what_select_can_count(name: str) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:
         pytest.skip("this user may not open 1200 descriptors")
-    done = subprocess.run([sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name, RULES], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "made\n"
     handle = namespaces.open_handle(name)
@@ -62,7 +69,7 @@ def _refused(handle: int) -> bool:
 
 
 def test_rules_that_make_no_sense_are_refused_and_descriptors_stay(name: str) -> None:
-    tap = namespaces.create(name)
+    tap = namespaces.create(name, RULES)
     before, collecting = sorted(os.listdir("/proc/self/fd")), gc.isenabled()
     handle = namespaces.open_handle(name)
     try:

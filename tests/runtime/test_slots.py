@@ -45,7 +45,7 @@ def test_numbers_only_grow_and_uids_are_never_shared(tmp_path: Path) -> None:
 def test_uids_come_round_again_without_meeting_a_live_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "UIDS_PER_NODE", 3)
+    monkeypatch.setattr(module, "VMS_PER_NODE", 3)
     slots = Slots(tmp_path / "node", 200_000)
     kept = slots.take()
     for _ in range(10):
@@ -89,6 +89,7 @@ def test_two_nodes_never_share_a_uid_block(tmp_path: Path) -> None:
     first = Slots(tmp_path / "a", 200_000)
     second = Slots(tmp_path / "b", 200_000)
     assert abs(first.take().owner.uid - second.take().owner.uid) >= module.UIDS_PER_NODE - 2
+    assert first.service_uid - first.take().owner.uid == module.VMS_PER_NODE - 2
     assert claim_block(first.tag, "x") == claim_block(first.tag, "x")
 
 

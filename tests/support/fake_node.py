@@ -26,6 +26,7 @@ from greenroom.wire.calling import RoleClient
 from greenroom.wire.ids import new_node_code, new_sandbox_id
 from greenroom.wire.messages import (
     ClaimRequest,
+    Network,
     NodeStatus,
     PoolStatus,
     Registered,
@@ -65,6 +66,8 @@ class FakeNode:
         self.confirm_error: GreenroomError | None = None
         self.drop_confirm_answers = 0
         """Whether it denies knowing any claim key, as one does whose claim is still under way."""
+        self.network_error: GreenroomError | None = None
+        """What it answers to other network rules."""
         self.list_error: GreenroomError | None = None
         """What it answers to a list."""
         self.claim_error: GreenroomError | None = None
@@ -121,7 +124,7 @@ class FakeNode:
         self.hide_claims = False
         self.confirm_error = None
         self.drop_confirm_answers = 0
-        self.list_error = self.claim_error = None
+        self.list_error = self.claim_error = self.network_error = None
         self.hold_claims.set()
 
     def wait_registered(self) -> None:
@@ -202,6 +205,7 @@ class FakeNode:
             endpoint("DELETE", "/v1/sandboxes/{id}", self._delete, ("api", "master", "operator")),
             endpoint("POST", "/v1/sandboxes/{id}/confirm", self._confirm, ("api",)),
             endpoint("POST", "/v1/sandboxes/{id}/timeout", self._timeout, ("api", "master", "operator")),
+            endpoint("PUT", "/v1/sandboxes/{id}/network", self._network, ("api", "operator")),
             endpoint("POST", "/v1/sandboxes/{id}/resume", self._resume, ("api",)),
             endpoint("GET", "/v1/snapshots", self._snapshots, ("api",)),
             endpoint("GET", "/v1/status", self._status, ("operator", "master")),
@@ -245,6 +249,7 @@ class FakeNode:
             inbound=claim.inbound,
             traffic_token=None if claim.inbound.public else secrets.token_hex(32),
             confirm_by=now + 20,
+            network=claim.network,
         )
         self.sandboxes[sandbox.sandbox_id] = sandbox
         self.by_key[claim.key] = (asked, sandbox.sandbox_id)
@@ -297,6 +302,15 @@ class FakeNode:
         if wish.extend_only:
             ends_at = max(ends_at, sandbox.ends_at)
         sandbox = msgspec.structs.replace(sandbox, ends_at=ends_at)
+        self.sandboxes[sandbox.sandbox_id] = sandbox
+        return json_response(sandbox)
+
+    async def _network(self, request: Request) -> Response:
+        self._note(request)
+        if self.network_error is not None:
+            raise self.network_error
+        wish = await read_json(request, Network)
+        sandbox = msgspec.structs.replace(self._alive(request.path_params["id"]), network=wish)
         self.sandboxes[sandbox.sandbox_id] = sandbox
         return json_response(sandbox)
 

@@ -142,8 +142,8 @@ async def test_requests_are_counted_by_route_whatever_the_path_says(served: tupl
     headers = {"Authorization": f"Bearer {credentials.own_token(secrets, 'master')}"}
     cases = [
         ("GET", "/things/one", {"method": "GET", "route": "/things/{id}", "status": "200"}),
-        ("GET", "/things/two", {"method": "GET", "route": "/things/{id}", "status": "200"}),
-        ("DELETE", "/things/two", {"method": "DELETE", "route": "/things/{id}", "status": "405"}),
+        ("GET", "/things/zwei", {"method": "GET", "route": "/things/{id}", "status": "200"}),
+        ("DELETE", "/things/zwei", {"method": "DELETE", "route": "/things/{id}", "status": "405"}),
         ("GET", "/elsewhere/three", {"method": "GET", "route": "unmatched", "status": "404"}),
         ("PROPFIND", "/elsewhere/four", {"method": "other", "route": "unmatched", "status": "404"}),
         ("POST", "/broken", {"method": "POST", "route": "/broken", "status": "500"}),
@@ -155,7 +155,7 @@ async def test_requests_are_counted_by_route_whatever_the_path_says(served: tupl
                 await response.read()
             assert await value("greenroom_http_requests_total", **labels) == before + 1, path
     text = await metrics.exposition()
-    for word in (b"two", b"three", b"four", b"PROPFIND"):
+    for word in (b"zwei", b"three", b"four", b"PROPFIND"):
         assert word not in text
 
 

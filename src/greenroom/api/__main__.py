@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from greenroom.api.e2b.keys import Authenticator
+from greenroom.api.assembly import assembled
+from greenroom.api.e2b.openapi import described
 from greenroom.api.e2b.resources import application
-from greenroom.api.e2b.routes import Dialect
-from greenroom.api.nodes import Fleet
 from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
 from greenroom.store.sqlite import SqliteStore
@@ -30,11 +29,10 @@ async def main(spec: RoleSpec) -> None:
     store = await SqliteStore.open(spec.store)
     try:
         async with role_client(token, masters=spec.master_urls) as client:
-            fleet = Fleet(client, spec.master_urls, spec.config)
-            dialect = Dialect(fleet, Authenticator(store), spec.domain, spec.config.api, spec.config.claims)
+            fleet, dialect = assembled(spec, client, store)
             following = spawn(fleet.follow(), "node-table")
             try:
-                await run_role(application(dialect.paths(), verifier=verifier), spec)
+                await run_role(application(described(dialect.paths()), verifier=verifier), spec)
             finally:
                 await stop(following)
     finally:

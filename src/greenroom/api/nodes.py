@@ -31,6 +31,7 @@ from greenroom.wire.messages import (
     ClaimRequest,
     ForkList,
     ForkRequest,
+    Network,
     NodeInfo,
     NodeList,
     Past,
@@ -195,6 +196,12 @@ class Fleet:
         node = await self._node_of(sandbox_id)
         url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/timeout"
         return await self._client.call("POST", url, Sandbox, request, deadline=self._deadline)
+
+    async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
+        """Replace a sandbox's egress rules. May be repeated: the same rules again change nothing."""
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/network"
+        return await self._client.call("PUT", url, Sandbox, network, deadline=self._deadline)
 
     async def pause(self, sandbox_id: str, request: PauseRequest) -> Sandbox:
         """Pause a sandbox. Raises AlreadyPaused, UnknownSandbox, or why it runs on."""

@@ -53,7 +53,8 @@ def _guest_files() -> list[tuple[str, bytes, int]]:
         ("usr/lib/greenroom/start-agent", own.joinpath("start-agent").read_bytes(), 0o755),
         ("etc/hostname", b"greenroom\n", 0o644),
         ("etc/hosts", b"127.0.0.1 localhost\n127.0.1.1 greenroom\n", 0o644),
-        ("etc/resolv.conf", b"", 0o644),
+        # Its gateway, where the node answers; questions to any other server end there, too.
+        ("etc/resolv.conf", b"nameserver 10.0.2.2\n", 0o644),
     ]
     agent = resources.files("greenroom.guest")
     sources = sorted(

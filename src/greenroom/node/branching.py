@@ -111,6 +111,7 @@ class Branching:
                 env=inner.env,
                 owner=sandbox.owner,
                 lifespan=sandbox.lifespan,
+                network=sandbox.network,
                 inbound=sandbox.inbound,
             )
             try:

@@ -199,6 +199,7 @@ class Keeper(Suspending):
                 env=dict(request.env),
                 token=token,
             )
+            await self.open(vm, sandbox_id, request.network)
             async with self._handovers:
                 waited = time.perf_counter()
                 steps["turn"] = waited - begun - steps["queue"]
@@ -223,13 +224,14 @@ class Keeper(Suspending):
                 clock_offset_ms=round(reading.offset_ms, 3),
                 clock_error_ms=round(reading.error_ms, 3),
                 lifespan=request.lifespan,
+                network=request.network,
             )
             inner = Inner(env=identity.env or {}, machine_id=identity.machine_id or "", ttl=request.ttl)
             saved = time.perf_counter()
             self._journal.settle(request.key, sandbox, inner, vm.name, now)
             saved = time.perf_counter() - saved
         except BaseException:
-            await asyncio.shield(self._runtime.stop(vm))
+            await asyncio.shield(self.stop_vm(vm))
             raise
         self._enter(Live(request.key, sandbox, vm, inner))
         counted.served(

@@ -2,7 +2,7 @@
 
 Each connection from the proxy carries one request. The relay reads its head (`relay_heads`), checks the
 proxy's credential, finds the sandbox, connects to the port in the guest, sends the rewritten head and joins
-the two sockets (`relay_splice`). It knows nothing of namespaces or VMs: the node hands in a `Directory`.
+the two sockets (`wire.splice`). It knows nothing of namespaces or VMs: the node hands in a `Directory`.
 
 Whoever can open a connection to this port may be any user of the machine, so before the credential was
 checked a connection is worth little: its head is bounded in bytes and time, and when too many are still
@@ -25,9 +25,9 @@ from greenroom.config import NodesConfig
 from greenroom.errors import BadRequest, GreenroomError, UnknownSandbox
 from greenroom.node import relay_heads as heads
 from greenroom.node import relay_tls
-from greenroom.node.relay_splice import CHUNK, Splice, reset
 from greenroom.node.relay_targets import CONNECT_PAUSES, WOKEN_PAUSES, Directory, Target, connect_patiently
 from greenroom.wire import serving, tasks
+from greenroom.wire.splice import CHUNK, Splice, reset
 
 _log = logging.getLogger(__name__)
 

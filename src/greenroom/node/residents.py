@@ -23,10 +23,11 @@ from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
 from greenroom.node.deadlines import Deadlines
+from greenroom.node.egress import Gate, NoGate
 from greenroom.node.journal import Inner, Journal
 from greenroom.node.observing import Asked, History, Sampler
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
-from greenroom.wire.messages import Inbound, Past, Sandbox, TimeoutRequest
+from greenroom.wire.messages import Inbound, Network, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class Live:
         self.history = History()
         self.capturing = asyncio.Lock()
         """Held while its VM is captured."""
+        self.network_turn = asyncio.Lock()
+        """Held while its network rules are replaced."""
         phase: lifecycle.Phase = "running" if sandbox.confirm_by is None else "provisional"
         self.life = lifecycle.Lifecycle(
             confirm_by=sandbox.ends_at if sandbox.confirm_by is None else sandbox.confirm_by,
@@ -129,6 +132,8 @@ class Residents:
         self._config = config
         self.cut: Callable[[str], Awaitable[None]] = _nothing_to_cut
         """Ends a sandbox's relayed connections at once; the relay's, once there is one."""
+        self.gate: Gate | NoGate = NoGate()
+        """The way out of sandboxes, where there is one."""
         self._live: dict[str, Live] = {}
         self._deadlines = Deadlines()
         self._moved = asyncio.Event()
@@ -249,6 +254,17 @@ class Residents:
         if live.vm is vm and not live.ending:
             _log.warning("sandbox %s ended by itself", live.sandbox.sandbox_id)
             await self.feed(live, lifecycle.VmEnded())
+
+    async def open(self, vm: Vm, sandbox_id: str, network: Network) -> None:
+        """Give a VM, which should not run yet, its sandbox's way out. Raises RuntimeFailure, BadRequest."""
+        await self.gate.apply(vm, sandbox_id, network)
+
+    async def stop_vm(self, vm: Vm) -> None:
+        """End a VM, and its way out before it."""
+        try:
+            await self.gate.close(vm)
+        finally:
+            await self._runtime.stop(vm)
 
     async def __aenter__(self) -> Residents:
         self._reaper = spawn(self._reap(), "timeouts")
@@ -431,7 +447,7 @@ class Residents:
                 # It undoes what it had begun; a VM that it has just made is `live.vm` by then, or gone.
                 await stop(live.work)
             if live.vm is not None:
-                await asyncio.shield(self._runtime.stop(live.vm))
+                await asyncio.shield(self.stop_vm(live.vm))
             await asyncio.shield(self.discard(live))
         finally:
             self._live.pop(sandbox_id, None)

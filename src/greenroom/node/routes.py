@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from greenroom.config import LONGEST_TIMEOUT
 from greenroom.errors import BadRequest
 from greenroom.node.branching import Branching
 from greenroom.node.keeper import Keeper
@@ -19,6 +20,7 @@ from greenroom.wire import logs, metrics
 from greenroom.wire.messages import (
     ClaimRequest,
     ForkRequest,
+    Network,
     NodeStatus,
     PauseRequest,
     PoolSpec,
@@ -34,7 +36,6 @@ from greenroom.wire.messages import (
 from greenroom.wire.serving import endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
-_LONGEST_TTL = 366 * 86_400.0
 
 
 def routes(
@@ -44,8 +45,8 @@ def routes(
 
     async def claim(request: Request) -> Response:
         wanted = await read_json(request, ClaimRequest)
-        if not 0 < wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl must be a positive number of seconds")
+        if not 0 < wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: more than 0 and at most {LONGEST_TIMEOUT} seconds are allowed")
         if not 0 <= wanted.wait <= 300:
             raise BadRequest("wait must lie between 0 and 300 seconds")
 
@@ -73,8 +74,8 @@ def routes(
 
     async def timeout(request: Request) -> Response:
         wanted = await read_json(request, TimeoutRequest)
-        if not wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl is too long")
+        if not wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: at most {LONGEST_TIMEOUT} seconds are allowed")
         return json_response(await keeper.set_timeout(request.path_params["sandbox_id"], wanted))
 
     async def pause(request: Request) -> Response:
@@ -83,8 +84,8 @@ def routes(
 
     async def resume(request: Request) -> Response:
         wanted = await read_json(request, ResumeRequest)
-        if not 0 <= wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl must be a number of seconds that is not negative")
+        if not 0 <= wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: 0 to {LONGEST_TIMEOUT} seconds are allowed")
         return json_response(await keeper.resume(request.path_params["sandbox_id"], wanted.ttl))
 
     async def past(request: Request) -> Response:
@@ -110,12 +111,16 @@ def routes(
 
     async def fork(request: Request) -> Response:
         wanted = await read_json(request, ForkRequest)
-        if not 0 < wanted.ttl <= _LONGEST_TTL:
-            raise BadRequest("ttl must be a positive number of seconds")
+        if not 0 < wanted.ttl <= LONGEST_TIMEOUT:
+            raise BadRequest(f"ttl: more than 0 and at most {LONGEST_TIMEOUT} seconds are allowed")
         return json_response(await branching.fork(request.path_params["sandbox_id"], wanted), 201)
 
     async def confirm(request: Request) -> Response:
         return json_response(await keeper.confirm(request.path_params["sandbox_id"]))
+
+    async def network(request: Request) -> Response:
+        wanted = await read_json(request, Network)
+        return json_response(await keeper.set_network(request.path_params["sandbox_id"], wanted))
 
     async def signatures(request: Request) -> Response:
         url = await read_json(request, SignedUrl)
@@ -137,6 +142,7 @@ def routes(
         endpoint("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
+        endpoint("PUT", "/v1/sandboxes/{sandbox_id}/network", network, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),

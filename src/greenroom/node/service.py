@@ -19,6 +19,7 @@ from greenroom.images.collect import collect
 from greenroom.images.commands import interrupt
 from greenroom.node.branching import Branching
 from greenroom.node.diskguard import DiskGuard
+from greenroom.node.egress import Gate
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.membership import Membership
@@ -109,6 +110,7 @@ async def _serve(
     keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
+    way_out = keeper.gate = Gate(runtime, config, spec.home, spec.replica)
     warmer.adopt(keeper.adopt(found))
     if removed := await keeper.tidy():
         SWEPT.labels("snapshots").inc(removed)
@@ -119,8 +121,11 @@ async def _serve(
         await runtime.prepare_image("base", tell_progress)
     relay_host, relay_port = await relay.start(spec.host, 0)
     stack.push_async_callback(relay.close)
+    await stack.enter_async_context(way_out)
     await stack.enter_async_context(warmer)
     await stack.enter_async_context(keeper)
+    stack.push_async_callback(stop, spawn(keeper.reopen(), "ways out of adopted sandboxes"))
+    stack.enter_context(metrics.reading(way_out.read))
     guard = DiskGuard(
         spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
     )

@@ -24,7 +24,8 @@ from greenroom.errors import AlreadyPaused, BadRequest, GreenroomError, UnknownS
 from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
 from greenroom.node.journal import Inner
-from greenroom.node.residents import Live, Residents, unknown
+from greenroom.node.reaching import Reaching
+from greenroom.node.residents import Live, unknown
 from greenroom.runtime.engine import Identity, Snapshot, Vm
 from greenroom.wire.messages import Resumed, Sandbox
 from greenroom.wire.tasks import spawn
@@ -51,7 +52,7 @@ def identity_of(sandbox: Sandbox, inner: Inner) -> Identity:
     )
 
 
-class Suspending(Residents):
+class Suspending(Reaching):
     """Residents that can be paused and resumed."""
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
@@ -155,7 +156,7 @@ class Suspending(Residents):
         live.history.note(self._clock.now(), "it was paused", kept="memory and disk" if memory else "disk")
         counted.PAUSE_SECONDS.observe(time.perf_counter() - begun)
         _log.info("paused %s, %s its memory", live.sandbox_id, "with" if memory else "without")
-        await asyncio.shield(self._runtime.stop(vm))
+        await asyncio.shield(self.stop_vm(vm))
         return None
 
     async def sync(self, live: Live) -> None:
@@ -184,7 +185,7 @@ class Suspending(Residents):
                 inner = msgspec.structs.replace(live.inner, asleep=None, ttl=ttl)
                 self._journal.settle(live.key, sandbox, inner, vm.name, now)
             except BaseException:
-                await asyncio.shield(self._runtime.stop(vm))
+                await asyncio.shield(self.stop_vm(vm))
                 raise
         except GreenroomError as error:
             _log.warning("%s could not be resumed: %s", live.sandbox_id, error.message)
@@ -211,7 +212,7 @@ class Suspending(Residents):
             try:
                 self._journal.settle(live.key, live.sandbox, live.inner, vm.name, self._now())
             except BaseException:
-                await asyncio.shield(self._runtime.stop(vm))
+                await asyncio.shield(self.stop_vm(vm))
                 raise
         except GreenroomError as error:
             _log.warning("%s could not be rolled back: %s", live.sandbox_id, error.message)
@@ -229,7 +230,7 @@ class Suspending(Residents):
         _log.info("rolled %s back to %s", live.sandbox_id, snapshot.name)
         with contextlib.suppress(OSError):
             await self.cut(live.sandbox_id)
-        await asyncio.shield(self._runtime.stop(before))
+        await asyncio.shield(self.stop_vm(before))
         return None
 
     async def _restored(self, live: Live, snapshot: Snapshot) -> Vm:
@@ -237,13 +238,14 @@ class Suspending(Residents):
         vm = await self._runtime.restore(snapshot)
         try:
             await self._runtime.hand_out(vm)
+            await self.open(vm, live.sandbox_id, live.sandbox.network)
             async with self._handovers:
                 await self._runtime.start(vm)
                 await self._runtime.introduce(
                     vm, identity_of(live.sandbox, live.inner), self.deadline_for(snapshot)
                 )
         except BaseException:
-            await asyncio.shield(self._runtime.stop(vm))
+            await asyncio.shield(self.stop_vm(vm))
             raise
         return vm
 

@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from greenroom.runtime.namespaces import Outlets
 from greenroom.wire.messages import Size
+from greenroom.wire.network import Rules
 
 Progress = Callable[[str, float | None], None]
 """Told the present step in plain words and, where known, how much of it is done (0 to 1)."""
@@ -186,6 +188,22 @@ class Runtime(Protocol):
 
     async def resume(self, vm: Vm) -> None:
         """Undo `pause`. The guest's clock is behind by the length of the pause until it is set."""
+
+    @property
+    def service_uid(self) -> int:
+        """A uid of this node's own that no VM has."""
+
+    async def restrict(self, vm: Vm, rules: Rules) -> None:
+        """Refuse in the VM's own namespace what these network rules deny by address; nothing if they are in force.
+
+        Connections that are open stay so. Raises RuntimeFailure.
+        """
+
+    def open_outlets(self, vm: Vm) -> Outlets | None:
+        """New sockets at which ends what the guest starts; until there are any, it is refused everything.
+
+        None where the engine has no network. Raises RuntimeFailure.
+        """
 
     async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
         """Save a running or paused VM as the snapshot `name`; it then goes on as before.

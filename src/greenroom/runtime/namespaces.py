@@ -1,9 +1,10 @@
-"""A network namespace per VM: a tap, rules that deny everything the guest starts, and nothing else in it.
+"""A network namespace per VM: a tap, rules for what the guest starts (`firewall`), and nothing else in it.
 
 All clones of a golden have the same MAC and address, which is why each needs a namespace. There is no veth:
 the node reaches the guest through sockets made *inside* the namespace (`open_socket`), so a guest has, by
-construction, no way to the host's network or to another guest. The nftables rules (family `inet`, because an
-`ip` table would leave the tap's IPv6 link-local address open) keep it from the namespace's own addresses too.
+construction, no way to the host's network or to another guest; what it starts ends at sockets made the same way
+(`open_outlets`), if there are any. The nftables rules (family `inet`, because an `ip` table would leave the tap's
+IPv6 link-local address open) keep it from the namespace's own addresses too.
 
 Namespaces are per thread, so everything here runs in a thread that is thrown away, except `open_socket`, which
 changes over and back without a step between in which other code could run.
@@ -23,11 +24,12 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pyroute2 import IPRoute
 
 from greenroom.errors import SetupError
+from greenroom.runtime.firewall import DNS_PORT, NOTHING, TCP_PORT
 
 GUEST_ADDRESS = "10.0.2.15"
 HOST_ADDRESS = "10.0.2.2"
@@ -35,18 +37,6 @@ GUEST_MAC = "52:54:00:47:52:15"
 HOST_MAC = "52:54:00:47:52:02"
 """Fixed, because the golden's guest remembers it: a fresh one would cost an ARP time-out at each restore."""
 DIRECTORY = Path("/run/netns")
-
-RULES = """
-table inet greenroom {
-    chain input {
-        type filter hook input priority filter; policy drop;
-        ct state established accept
-    }
-    chain forward {
-        type filter hook forward priority filter; policy drop;
-    }
-}
-"""
 
 _CLONE_NEWNET = 0x40000000
 _CLONE_FILES = 0x400
@@ -85,13 +75,13 @@ def in_thread(work: Callable[[], T]) -> T:
     return result[0]
 
 
-def create(name: str) -> int:
-    """Make the namespace `name` with its tap and rules; returns the tap's descriptor, for QEMU.
+def create(name: str, rules: str = NOTHING) -> int:
+    """Make the namespace `name` with its tap and nftables rules; returns the tap's descriptor, for QEMU.
 
     Blocks some milliseconds. On failure nothing of it is left. Raises SetupError with what to do.
     """
     try:
-        return in_thread(lambda: _create(name))
+        return in_thread(lambda: _create(name, rules))
     except OSError as error:
         remove(name)
         if error.errno in (errno.EPERM, errno.EACCES):
@@ -99,7 +89,7 @@ def create(name: str) -> int:
         raise SetupError(f"cannot make the network namespace of a VM: {error}") from error
 
 
-def _create(name: str) -> int:
+def _create(name: str, rules: str) -> int:
     _check(_libc.unshare(_CLONE_NEWNET), "unshare")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     place = DIRECTORY / name
@@ -109,7 +99,7 @@ def _create(name: str) -> int:
         # The rules drop IPv6 anyway; without it the tap needs no link-local address at all.
         Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1", encoding="ascii")
         Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1", encoding="ascii")
-    apply_rules(RULES)
+    apply_rules(rules)
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
@@ -229,6 +219,53 @@ def open_socket(handle: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> so
     if kind == socket.SOCK_STREAM:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+class Outlets(NamedTuple):
+    """The sockets in a namespace at which ends what its guest starts."""
+
+    tcp: socket.socket
+    """Listening: every TCP connection but DNS."""
+    dns_udp: socket.socket
+    dns_tcp: socket.socket
+
+    def close(self) -> None:
+        """Close this process's descriptors of them. Idempotent."""
+        for sock in self:
+            sock.close()
+
+
+BACKLOG = 128
+"""Connections that may wait to be accepted, also while the egress process is started again."""
+
+
+def open_outlets(handle: int) -> Outlets:
+    """Make the sockets that `firewall`'s rules redirect to (43 µs for all three). Raises OSError."""
+    made = Outlets(open_socket(handle), open_socket(handle, socket.SOCK_DGRAM), open_socket(handle))
+    try:
+        made.tcp.bind((HOST_ADDRESS, TCP_PORT))
+        made.tcp.listen(BACKLOG)
+        made.dns_udp.bind((HOST_ADDRESS, DNS_PORT))
+        made.dns_tcp.bind((HOST_ADDRESS, DNS_PORT))
+        made.dns_tcp.listen(BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def change_rules(name: str, rules: str) -> None:
+    """Load nftables rules into the namespace `name` (12 to 16 ms, of which little is CPU). Blocks. Raises OSError."""
+    handle = open_handle(name)
+
+    def change() -> None:
+        enter(handle)
+        apply_rules(rules)
+
+    try:
+        in_thread(change)
+    finally:
+        os.close(handle)
 
 
 def reset_on_close(sock: socket.socket) -> None:

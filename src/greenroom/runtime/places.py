@@ -63,9 +63,10 @@ def make(
     limits: Callable[[Machine], Limits],
     machine: Machine,
     overlay_template: Path,
+    rules: str,
     slot: Slot | None = None,
 ) -> Place:
-    """Make a place for `machine`, in `slot` or in a new one. Blocks some milliseconds.
+    """Make a place for `machine`, in `slot` or in a new one, behind these nftables rules. Blocks some milliseconds.
 
     On failure nothing is left of it. Raises GreenroomError or OSError.
     """
@@ -74,7 +75,7 @@ def make(
     try:
         with contextlib.ExitStack() as stack:
             cgroups.create(owner.cgroup, limits(machine))
-            tap = namespaces.create(owner.netns)
+            tap = namespaces.create(owner.netns, rules)
             stack.callback(os.close, tap)
             handle = namespaces.open_handle(owner.netns)
             stack.callback(os.close, handle)

@@ -39,9 +39,11 @@ from greenroom.runtime.engine import (
     Vm,
     quiet,
 )
+from greenroom.runtime.firewall import ruleset
 from greenroom.runtime.golden import Loaded, Source
 from greenroom.runtime.loading import Holds, LoadedSnapshot, Loading, boot
 from greenroom.runtime.measuring import choose_mode
+from greenroom.runtime.namespaces import Outlets
 from greenroom.runtime.onhand import Goldens
 from greenroom.runtime.places import Place, destroy_owner, limits_of
 from greenroom.runtime.slots import Origin, Slot, Slots
@@ -50,7 +52,8 @@ from greenroom.runtime.stock import Stock
 from greenroom.runtime.stocking import Wants
 from greenroom.runtime.threads import in_own_thread
 from greenroom.runtime.vm import Fence, QemuVm
-from greenroom.wire.messages import Size
+from greenroom.wire.messages import Network, Size
+from greenroom.wire.network import Rules, parse
 
 _log = logging.getLogger(__name__)
 _ADOPT_PARALLEL = 32
@@ -65,7 +68,10 @@ class QemuRuntime:
         self._cache = spec.cache
         spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._slots = Slots(spec.home, self._settings.uid_base)
-        self._fence = Fence(self._slots, Cgroups.detect(), lambda machine: limits_of(machine, self._settings))
+        baseline = ruleset(parse(Network(), spec.config.network))
+        self._fence = Fence(
+            self._slots, Cgroups.detect(), lambda machine: limits_of(machine, self._settings), baseline
+        )
         self._images: dict[str, Image] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
@@ -339,7 +345,7 @@ class QemuRuntime:
         fence = self._fence
         blank = goldens.blank_overlay(self._cache, golden.machine.size.disk_mib)
         return await asyncio.to_thread(
-            places.make, fence.slots, fence.cgroups, fence.limits, golden.machine, blank
+            places.make, fence.slots, fence.cgroups, fence.limits, golden.machine, blank, fence.rules
         )
 
     async def drop_place(self, place: Place) -> None:
@@ -385,6 +391,16 @@ class QemuRuntime:
 
     async def resume(self, vm: Vm) -> None:
         await self.start(vm)
+
+    @property
+    def service_uid(self) -> int:
+        return self._slots.service_uid
+
+    async def restrict(self, vm: Vm, rules: Rules) -> None:
+        await self._own(vm).restrict(ruleset(rules))
+
+    def open_outlets(self, vm: Vm) -> Outlets | None:
+        return self._own(vm).open_outlets()
 
     def disk_use(self, vm: Vm) -> int:
         try:

@@ -27,7 +27,9 @@ from greenroom.runtime.engine import (
     VmInfo,
     quiet,
 )
+from greenroom.runtime.namespaces import Outlets
 from greenroom.wire.messages import Size
+from greenroom.wire.network import Rules
 
 
 class SimulatedVm:
@@ -173,6 +175,18 @@ class SimulatedRuntime:
 
     async def resume(self, vm: Vm) -> None:
         self._own(vm).state = "running"
+
+    @property
+    def service_uid(self) -> int:
+        return 65534
+
+    async def restrict(self, vm: Vm, rules: Rules) -> None:
+        self._own(vm)
+
+    def open_outlets(self, vm: Vm) -> Outlets | None:
+        """It has no network."""
+        self._own(vm)
+        return None
 
     def disk_use(self, vm: Vm) -> int:
         """It has no disk."""

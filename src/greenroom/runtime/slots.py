@@ -30,6 +30,8 @@ from greenroom.errors import RuntimeFailure, SetupError
 from greenroom.wire.messages import Size
 
 UIDS_PER_NODE = 4096
+VMS_PER_NODE = UIDS_PER_NODE - 1
+"""The last uid of a node's block is for what it runs beside its VMs."""
 _REGISTRY = Path("/run/greenroom/uids")
 _BLOCKS = 256
 
@@ -148,6 +150,11 @@ class Slots:
         self.own: set[int] = set()
         """Numbers that this process took and has not given back: whatever a sweep is for, it is not these."""
 
+    @property
+    def service_uid(self) -> int:
+        """The uid for a process of the node that must not have root's rights; no VM ever has it."""
+        return self._first_uid + VMS_PER_NODE
+
     def take(self) -> Slot:
         """A new slot: number and uid are not in use, and the record is on disk when this returns.
 
@@ -157,11 +164,11 @@ class Slots:
             return self._take()
 
     def _take(self) -> Slot:
-        if len(self._live) >= UIDS_PER_NODE:
-            raise RuntimeFailure(f"all {UIDS_PER_NODE} VM slots of this node are in use", retry_after=5)
+        if len(self._live) >= VMS_PER_NODE:
+            raise RuntimeFailure(f"all {VMS_PER_NODE} VM slots of this node are in use", retry_after=5)
         # Numbers only grow, because a namespace can outlive its deletion by seconds; uids come round again.
-        taken = {number % UIDS_PER_NODE for number in self._live}
-        while self._next % UIDS_PER_NODE in taken:
+        taken = {number % VMS_PER_NODE for number in self._live}
+        while self._next % VMS_PER_NODE in taken:
             self._next += 1
         number, self._next = self._next, self._next + 1
         name = f"gr-{self.tag}-{number}"
@@ -169,7 +176,7 @@ class Slots:
             home=str(self.home),
             tag=self.tag,
             number=number,
-            uid=self._first_uid + number % UIDS_PER_NODE,
+            uid=self._first_uid + number % VMS_PER_NODE,
             netns=name,
             cgroup=f"greenroom/{self.tag}/{number}",
         )

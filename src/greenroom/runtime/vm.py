@@ -26,6 +26,7 @@ from greenroom.runtime.cgroups import Cgroups, Limits
 from greenroom.runtime.command import Descriptors, Machine
 from greenroom.runtime.engine import VmInfo
 from greenroom.runtime.launcher import Order, launch
+from greenroom.runtime.namespaces import Outlets
 from greenroom.runtime.places import Place, destroy_owner
 from greenroom.runtime.slots import Slot, Slots
 from greenroom.wire.tasks import spawn
@@ -36,12 +37,15 @@ _NORMAL = 1024
 
 
 class Fence:
-    """What all VMs of a node share: slots, cgroup hierarchies, limits."""
+    """What all VMs of a node share: slots, cgroup hierarchies, limits, and the nftables rules of a new place."""
 
-    def __init__(self, slots: Slots, cgroups: Cgroups, limits: Callable[[Machine], Limits]) -> None:
+    def __init__(
+        self, slots: Slots, cgroups: Cgroups, limits: Callable[[Machine], Limits], rules: str
+    ) -> None:
         self.slots = slots
         self.cgroups = cgroups
         self.limits = limits
+        self.rules = rules
 
 
 class QemuVm:
@@ -58,6 +62,7 @@ class QemuVm:
         self._state_fd: int | None = None
         self._client: QMPClient | None = None
         self._destroying: asyncio.Task[None] | None = None
+        self._rules: str | None = fence.rules
         self._giving = asyncio.Lock()
         self.capturing = asyncio.Lock()
         """Held while the VM is captured: one at a time."""
@@ -151,7 +156,13 @@ class QemuVm:
         owner, fence = self._slot.owner, self._fence
         if place is None:
             place = places.make(
-                fence.slots, fence.cgroups, fence.limits, machine, overlay_template, self._slot
+                fence.slots,
+                fence.cgroups,
+                fence.limits,
+                machine,
+                overlay_template,
+                fence.rules,
+                self._slot,
             )
         with contextlib.ExitStack() as stack:
             stack.callback(place.close)
@@ -200,6 +211,8 @@ class QemuVm:
             vm._pid = pids.pop()
             vm._pidfd = os.pidfd_open(vm._pid)
             vm._handle = namespaces.open_handle(slot.owner.netns)
+            # An earlier run made its rules, perhaps by other settings: whatever is wanted next is loaded.
+            vm._rules = None
             vm._watch()
             await vm._connect_qmp()
             vm.state = "running" if (await vm.execute("query-status"))["running"] else "paused"
@@ -341,6 +354,26 @@ class QemuVm:
             sock.close()
             raise
         return sock
+
+    async def restrict(self, rules: str) -> None:
+        """Load nftables rules into the VM's namespace, unless they are those it has. Raises RuntimeFailure."""
+        if rules == self._rules:
+            return
+        self._rules = None
+        try:
+            await asyncio.to_thread(namespaces.change_rules, self._slot.owner.netns, rules)
+        except OSError as error:
+            raise RuntimeFailure(f"the network rules of a VM could not be loaded: {error}") from error
+        self._rules = rules
+
+    def open_outlets(self) -> Outlets:
+        """New sockets at which the guest's connections end. Raises RuntimeFailure."""
+        if self._handle is None:
+            raise RuntimeFailure("the VM is gone")
+        try:
+            return namespaces.open_outlets(self._handle)
+        except OSError as error:
+            raise RuntimeFailure(f"the way out of a VM could not be opened: {error}") from error
 
     async def connect_inside(self, port: int) -> socket.socket:
         """See `engine.Vm.connect_inside`."""

@@ -50,6 +50,21 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     warm: Literal["paused", "running"] = "paused"
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox may reach, as its owner wrote it; `wire.network` checks it and says what it means.
+
+    `allow_out` has addresses, CIDR blocks, host names and `*.domain`, `deny_out` addresses and CIDR blocks. The
+    first wins. `allow_internet_access=False` means the same as 0.0.0.0/0 in `deny_out`.
+    """
+
+    allow_out: list[str] = []
+    deny_out: list[str] = []
+    allow_internet_access: bool | None = None
+    dns_servers: list[str] | None = None
+    """Where the names that `allow_out` lists are looked up for the guest: None for the platform's own resolvers, an
+    empty list for nowhere. Of no effect without a name in `allow_out`."""
+
+
 class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     """How what comes from outside reaches a sandbox's ports. The agent's port has a token of its own and is exempt."""
 
@@ -86,6 +101,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     inbound: Inbound = Inbound()
     wait: float = 10.0
     """Seconds the claim may stand in a dry pool's queue."""
+    network: Network = Network()
     lifespan: Lifespan = Lifespan()
     snapshot: str = ""
     """Id of the snapshot to start from, instead of a template's pool; its id names its node."""
@@ -114,6 +130,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_ms: float | None = None
     """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
     clock_error_ms: float | None = None
+    network: Network = Network()
     lifespan: Lifespan = Lifespan()
     paused_memory: bool | None = None
     """While it is paused: whether its memory was kept."""

@@ -10,7 +10,15 @@ from starlette.responses import Response
 
 from greenroom.api.e2b.keys import Authenticator
 from greenroom.api.e2b.resources import Handler
-from greenroom.api.e2b.schemas import log_body, metric_body, timestamp
+from greenroom.api.e2b.schemas import (
+    LatestBody,
+    LineBody,
+    LogsBody,
+    OldLogsBody,
+    log_body,
+    metric_body,
+    timestamp,
+)
 from greenroom.api.nodes import Fleet
 from greenroom.errors import BadRequest, UnknownSandbox
 from greenroom.wire import logs
@@ -78,7 +86,7 @@ class Observing:
             for sandbox_id, past in zip(ids, pasts, strict=True)
             if past is not None and past.samples
         }
-        return json_response({"sandboxes": found})
+        return json_response(LatestBody(found))
 
     async def logs_v1(self, request: Request) -> Response:
         """`GET /sandboxes/{id}/logs`: what became of it since `start` (milliseconds), oldest first."""
@@ -88,10 +96,10 @@ class Observing:
         ]
         shown = entries[:limit]
         return json_response(
-            {
-                "logs": [{"timestamp": timestamp(each.timestamp), "line": each.message} for each in shown],
-                "logEntries": [log_body(each) for each in shown],
-            }
+            OldLogsBody(
+                [LineBody(timestamp(each.timestamp), each.message) for each in shown],
+                [log_body(each) for each in shown],
+            )
         )
 
     async def logs_v2(self, request: Request) -> Response:
@@ -113,7 +121,7 @@ class Observing:
             chosen = [each for each in entries if cursor is None or _millis(each) >= cursor][:limit]
         else:
             chosen = [each for each in reversed(entries) if cursor is None or _millis(each) <= cursor][:limit]
-        return json_response({"logs": [log_body(each) for each in chosen]})
+        return json_response(LogsBody([log_body(each) for each in chosen]))
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         """Its part of the API."""

@@ -46,24 +46,31 @@ class Resource:
         await response(scope, receive, send)
 
 
-def unsupported(what: str, authenticate: Callable[[Request], Awaitable[str]]) -> Handler:
-    """A handler for what E2B has and Greenroom does not yet: 501, for those with a key."""
+class Unsupported:
+    """The handler of what E2B has and Greenroom does not yet: 501, for those with a key. `what` names it."""
 
-    async def refuse(request: Request) -> Response:
-        await authenticate(request)
-        raise NotSupported(f"{what} is not supported by this server yet")
+    def __init__(self, what: str, authenticate: Callable[[Request], Awaitable[str]]) -> None:
+        self.what = what
+        self._authenticate = authenticate
 
-    return refuse
+    async def __call__(self, request: Request) -> Response:
+        """Refuse a request."""
+        await self._authenticate(request)
+        raise NotSupported(f"{self.what} is not supported by this server yet")
 
 
 async def health(_request: Request) -> Response:
-    """For load balancers and people: this process answers."""
+    """`GET /health`: for load balancers and people: this process answers."""
     return PlainTextResponse("Health check successful")
 
 
 async def healthz(_request: Request) -> Response:
-    """For the supervisor, the same as every role's."""
+    """`GET /healthz`: for the supervisor, the same as every role's."""
     return json_response({"ok": True})
+
+
+OPEN_PATHS: dict[str, dict[str, Handler]] = {"/health": {"GET": health}, "/healthz": {"GET": healthz}}
+"""What needs no key."""
 
 
 async def measured(request: Request) -> Response:
@@ -84,7 +91,7 @@ def application(
     verifier: Verifier | None = None,
 ) -> Starlette:
     """The ASGI application for `paths`, in the order in which they are tried; `/metrics` needs `verifier`."""
-    table: dict[str, dict[str, Handler]] = {"/health": {"GET": health}, "/healthz": {"GET": healthz}}
+    table = dict(OPEN_PATHS)
     if verifier is not None:
         table["/metrics"] = {"GET": measured}
     table |= paths

@@ -21,26 +21,29 @@ from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
 from greenroom.api.e2b.observing import Observing
-from greenroom.api.e2b.resources import Handler, unsupported
+from greenroom.api.e2b.resources import Handler, Unsupported
 from greenroom.api.e2b.schemas import (
     MAX_REFRESH,
     AliasBody,
     ConnectBody,
+    NetworkUpdate,
     NewSandbox,
     RefreshBody,
     SandboxBody,
     TimeoutBody,
+    changed_network,
     check_create,
     check_timeout,
     detail_body,
     lifespan_of,
     listed_body,
+    network_of,
     sandbox_body,
     template_body,
 )
 from greenroom.api.e2b.suspending import Suspending
 from greenroom.api.nodes import Fleet
-from greenroom.config import ApiConfig, ClaimsConfig
+from greenroom.config import ApiConfig, ClaimsConfig, NetworkConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownSnapshot, UnknownTemplate
 from greenroom.wire import logs
 from greenroom.wire.ids import is_sandbox_id, is_snapshot_id
@@ -58,23 +61,30 @@ class Dialect:
     """The handlers of the E2B API."""
 
     def __init__(
-        self, fleet: Fleet, keys: Authenticator, domain: str, api: ApiConfig, claims: ClaimsConfig
+        self,
+        fleet: Fleet,
+        keys: Authenticator,
+        domain: str,
+        api: ApiConfig,
+        claims: ClaimsConfig,
+        network: NetworkConfig,
     ) -> None:
         self._fleet = fleet
         self._keys = keys
         self._domain = domain
         self._api = api
         self._claims = claims
+        self._network = network
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._suspending = Suspending(self, fleet, keys, api)
         self._observing = Observing(self, fleet, keys)
 
     async def create_v1(self, request: Request) -> Response:
-        """`POST /sandboxes`: the older contract, with its 15 s default and, unless asked for, no token."""
+        """`POST /sandboxes`: create by the older contract: 15 s by default and, unless asked for, no token."""
         return await self._create(request, self._api.default_timeout_v1, secure=None)
 
     async def create_v2(self, request: Request) -> Response:
-        """`POST /v2/sandboxes`: 300 s by default and always secure."""
+        """`POST /v2/sandboxes`: create a sandbox, for 300 s by default and always secure."""
         return await self._create(request, self._api.default_timeout, secure=True)
 
     async def _create(self, request: Request, timeout: int, secure: bool | None) -> Response:
@@ -101,6 +111,7 @@ class Dialect:
             owner=owner,
             inbound=inbound,
             wait=self._claims.queue_wait,
+            network=network_of(body),
         )
         try:
             sandbox = await self._fleet.claim(claim)
@@ -134,7 +145,7 @@ class Dialect:
             return await self._fleet.template(ref)
 
     async def list_v1(self, request: Request) -> Response:
-        """`GET /sandboxes`: the running ones, all on one page."""
+        """`GET /sandboxes`: list the running ones, all on one page."""
         owner = await self._keys.owner_of(request)
         query = Query(
             metadata=parse_metadata(request.query_params.get("metadata", "")),
@@ -144,7 +155,7 @@ class Dialect:
         return await self._listed(select(sandboxes, query, owner), _partial(missing))
 
     async def list_v2(self, request: Request) -> Response:
-        """`GET /v2/sandboxes`: filtered, ordered, by pages."""
+        """`GET /v2/sandboxes`: list running and paused ones: filtered, ordered, by pages."""
         owner = await self._keys.owner_of(request)
         params = request.query_params
         query = parse_query(params, params.getlist("state"), self._api.page_limit)
@@ -166,14 +177,14 @@ class Dialect:
         return json_response(body, headers=headers)
 
     async def get(self, request: Request) -> Response:
-        """`GET /sandboxes/{id}`."""
+        """`GET /sandboxes/{id}`: one sandbox, running or paused."""
         owner = await self._keys.owner_of(request)
         sandbox = await self.owned(owner, sandbox_id_of(request))
         template = await self._fleet.template_of(sandbox)
-        return json_response(detail_body(sandbox, template, self._domain))
+        return json_response(detail_body(sandbox, template, self._domain, self._network))
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /sandboxes/{id}`: 204 when it is gone."""
+        """`DELETE /sandboxes/{id}`: end a sandbox; 204 when it is gone."""
         owner = await self._keys.owner_of(request)
         sandbox_id = sandbox_id_of(request)
         await self.check_owner(owner, sandbox_id)
@@ -181,7 +192,7 @@ class Dialect:
         return Response(status_code=_NO_CONTENT)
 
     async def timeout(self, request: Request) -> Response:
-        """`POST /sandboxes/{id}/timeout`: the end is that many seconds from now; 0 or less ends it."""
+        """`POST /sandboxes/{id}/timeout`: move the end: that many seconds from now; 0 or less ends it."""
         owner = await self._keys.owner_of(request)
         sandbox_id = sandbox_id_of(request)
         body = await self.read(request, TimeoutBody)
@@ -201,6 +212,15 @@ class Dialect:
             raise BadRequest(f"duration: 0 to {MAX_REFRESH} seconds are allowed")
         await self.check_owner(owner, sandbox_id)
         await self._fleet.set_timeout(sandbox_id, TimeoutRequest(float(duration), extend_only=True))
+        return Response(status_code=_NO_CONTENT)
+
+    async def network(self, request: Request) -> Response:
+        """`PUT /sandboxes/{id}/network`: these egress rules instead of those before; what is absent is cleared."""
+        owner = await self._keys.owner_of(request)
+        sandbox_id = sandbox_id_of(request)
+        network = changed_network(await self.read(request, NetworkUpdate))
+        await self.check_owner(owner, sandbox_id)
+        await self._fleet.set_network(sandbox_id, network)
         return Response(status_code=_NO_CONTENT)
 
     async def connect(self, request: Request) -> Response:
@@ -231,12 +251,12 @@ class Dialect:
         return sandbox_body(sandbox, await self._fleet.template_of(sandbox), self._domain)
 
     async def list_templates(self, request: Request) -> Response:
-        """`GET /templates`."""
+        """`GET /templates`: list all there are."""
         await self._keys.owner_of(request)
         return json_response([template_body(template) for template in await self._fleet.templates()])
 
     async def alias(self, request: Request) -> Response:
-        """`GET /templates/aliases/{alias}`: 404 when there is no such template."""
+        """`GET /templates/aliases/{alias}`: look a name up; 404 when there is no such template."""
         await self._keys.owner_of(request)
         template = await self._fleet.template(request.path_params["alias"])
         return json_response(AliasBody(template.template_id))
@@ -278,7 +298,7 @@ class Dialect:
             "/templates/aliases/{alias:path}": {"GET": self.alias},
         }
         for what, method, path in _unsupported():
-            table.setdefault(path, {})[method] = unsupported(what, self._keys.owner_of)
+            table.setdefault(path, {})[method] = Unsupported(what, self._keys.owner_of)
         for path, methods in (*self._suspending.paths().items(), *self._observing.paths().items()):
             table.setdefault(path, {}).update(methods)
         table |= {
@@ -286,6 +306,7 @@ class Dialect:
             "/sandboxes/{id}/timeout": {"POST": self.timeout},
             "/sandboxes/{id}/refreshes": {"POST": self.refresh},
             "/sandboxes/{id}/connect": {"POST": self.connect},
+            "/sandboxes/{id}/network": {"PUT": self.network},
             "/v2/sandboxes/{id}/connect": {"POST": self.connect},
         }
         return table
@@ -314,7 +335,6 @@ def _partial(missing: list[str]) -> dict[str, str]:
 
 
 _UNSUPPORTED = """
-network                 PUT         /sandboxes/{id}/network
 template building       POST        /templates
 template building       POST        /v2/templates
 template building       POST        /v3/templates

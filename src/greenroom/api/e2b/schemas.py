@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from greenroom.api.e2b.errors import ErrorBody
-from greenroom.config import ApiConfig
+from greenroom.config import ApiConfig, NetworkConfig
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import Lifespan, LogEntry, Sample, Sandbox, SnapshotInfo, Template
+from greenroom.wire.messages import Lifespan, LogEntry, Network, Sample, Sandbox, SnapshotInfo, Template
+from greenroom.wire.network import check as check_network
+from greenroom.wire.network import closed
 
 ENVD_VERSION = "0.6.13"
 """Version of E2B's in-guest daemon whose protocol our agent speaks. SDKs switch features off below 0.6.4."""
@@ -40,6 +42,17 @@ class AutoResume(msgspec.Struct, frozen=True):
     """`autoResume` of a create."""
 
     enabled: bool
+
+
+class NetworkUpdate(msgspec.Struct, frozen=True, rename="camel"):
+    """The body of `PUT /network`: all of a sandbox's egress rules, what is absent is cleared."""
+
+    allow_out: list[str] | None = None
+    deny_out: list[str] | None = None
+    dns_servers: list[str] | None = None
+    egress_proxy: dict[str, Any] | None = None
+    rules: dict[str, Any] | None = None
+    allow_internet_access: bool | None = msgspec.field(name="allow_internet_access", default=None)
 
 
 class NetworkOptions(msgspec.Struct, frozen=True, rename="camel"):
@@ -179,12 +192,24 @@ class Lifecycle(msgspec.Struct, frozen=True, rename="camel"):
     on_timeout: str = "kill"
 
 
+class NetworkBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """E2B's `SandboxNetworkConfig` as it stands; a list that was not given is not told."""
+
+    allow_out: list[str] = []
+    deny_out: list[str] = []
+    dns_servers: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
 class DetailBody(ListedBody, frozen=True, kw_only=True, rename="camel"):
-    """E2B's `SandboxDetail`. `allow_internet_access` is the truth about the guest, not the wish at create."""
+    """E2B's `SandboxDetail`.
+
+    `allow_internet_access` is the truth about the guest, not the wish at create: false when there is no way out.
+    """
 
     envd_access_token: str | msgspec.UnsetType = msgspec.UNSET
     domain: str | None = None
-    allow_internet_access: bool = False
+    allow_internet_access: bool
+    network: NetworkBody
     lifecycle: Lifecycle = Lifecycle()
     pause_mode: Literal["full", "filesystem"] | msgspec.UnsetType = msgspec.UNSET
 
@@ -210,6 +235,32 @@ class LogBody(msgspec.Struct, frozen=True):
     message: str
     level: str
     fields: dict[str, str]
+
+
+class LogsBody(msgspec.Struct, frozen=True):
+    """The answer of `/v2/…/logs`."""
+
+    logs: list[LogBody]
+
+
+class LineBody(msgspec.Struct, frozen=True):
+    """E2B's `SandboxLog`, the older form of an entry."""
+
+    timestamp: str
+    line: str
+
+
+class OldLogsBody(msgspec.Struct, frozen=True, rename="camel"):
+    """E2B's `SandboxLogs`, the answer of `/logs`: the same entries in both forms."""
+
+    logs: list[LineBody]
+    log_entries: list[LogBody]
+
+
+class LatestBody(msgspec.Struct, frozen=True):
+    """The answer of `/sandboxes/metrics`: the last sample of each sandbox that has one, by id."""
+
+    sandboxes: dict[str, MetricBody]
 
 
 class TemplateBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -249,6 +300,7 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
     for field, problem in _REFUSED.items():
         if problem(body):
             raise BadRequest(f"{field} is not supported by this server yet")
+    check_network(network_of(body))
     if body.auto_pause_memory is False and not body.auto_pause:
         raise BadRequest("autoPauseMemory: false is only of use with autoPause")
     if body.auto_pause_memory is False and body.auto_resume is not None and body.auto_resume.enabled:
@@ -265,9 +317,6 @@ def check_create(body: NewSandbox, config: ApiConfig) -> None:
 _REFUSED: dict[str, Callable[[NewSandbox], bool]] = {
     "volumeMounts": lambda body: bool(body.volume_mounts),
     "iam": lambda body: bool(body.iam),
-    # Guests reach no network, so `denyOut` is kept already; all that would open or change a way out is not.
-    "network.allowOut": lambda body: bool(_network(body).allow_out),
-    "network.dnsServers": lambda body: bool(_network(body).dns_servers),
     "network.egressProxy": lambda body: _network(body).egress_proxy is not None,
     "network.rules": lambda body: bool(_network(body).rules),
 }
@@ -278,6 +327,35 @@ _NO_NETWORK_OPTIONS = NetworkOptions()
 
 def _network(body: NewSandbox) -> NetworkOptions:
     return body.network or _NO_NETWORK_OPTIONS
+
+
+def network_of(body: NewSandbox) -> Network:
+    """The egress rules of a create."""
+    options = _network(body)
+    return Network(
+        allow_out=options.allow_out or [],
+        deny_out=options.deny_out or [],
+        allow_internet_access=body.allow_internet_access,
+        dns_servers=options.dns_servers,
+    )
+
+
+def changed_network(body: NetworkUpdate) -> Network:
+    """The egress rules of an update. Raises BadRequest naming the field that is wrong or cannot be honoured."""
+    for field, wanted in (
+        ("egressProxy", body.egress_proxy is not None),
+        ("rules", bool(body.rules)),
+    ):
+        if wanted:
+            raise BadRequest(f"network.{field} is not supported by this server yet; leave it out")
+    network = Network(
+        allow_out=body.allow_out or [],
+        deny_out=body.deny_out or [],
+        allow_internet_access=body.allow_internet_access,
+        dns_servers=body.dns_servers,
+    )
+    check_network(network)
+    return network
 
 
 def check_timeout(timeout: int, least: int, most: int) -> None:
@@ -343,12 +421,21 @@ def listed_body(sandbox: Sandbox, template: Template | None) -> ListedBody:
     )
 
 
-def detail_body(sandbox: Sandbox, template: Template | None, domain: str) -> DetailBody:
-    """The answer for one sandbox."""
+def detail_body(
+    sandbox: Sandbox, template: Template | None, domain: str, settings: NetworkConfig
+) -> DetailBody:
+    """The answer for one sandbox, on a platform with these network settings."""
+    network = sandbox.network
     return DetailBody(
         **msgspec.structs.asdict(listed_body(sandbox, template)),
         envd_access_token=sandbox.token or msgspec.UNSET,
         domain=domain or None,
+        allow_internet_access=not closed(network, settings),
+        network=NetworkBody(
+            allow_out=network.allow_out,
+            deny_out=network.deny_out,
+            dns_servers=msgspec.UNSET if network.dns_servers is None else network.dns_servers,
+        ),
         lifecycle=Lifecycle(
             auto_resume=sandbox.lifespan.auto_resume,
             on_timeout="pause" if sandbox.lifespan.auto_pause else "kill",

@@ -57,7 +57,7 @@ class Suspending:
         return owner, sandbox_id
 
     async def pause(self, request: Request) -> Response:
-        """`POST /sandboxes/{id}/pause`: 204 once all of it is on disk, 409 when it is paused already."""
+        """`POST /sandboxes/{id}/pause`: let its VM go; 204 once all of it is on disk, 409 when it was paused."""
         _, sandbox_id = await self._mine(request)
         body = await self._dialect.read(request, PauseBody, PauseBody())
         await self._fleet.pause(sandbox_id, PauseRequest(body.memory is not False))
@@ -74,7 +74,7 @@ class Suspending:
         return answer
 
     async def fork(self, request: Request) -> Response:
-        """`POST /sandboxes/{id}/fork`: 201 and one entry for each, in order."""
+        """`POST /sandboxes/{id}/fork`: up to 20 that go on where it stands; 201, one entry for each, in order."""
         owner, sandbox_id = await self._mine(request)
         key = claim_key(owner, request.headers.get("idempotency-key"))
         body = await self._dialect.read(request, ForkBody, ForkBody())
@@ -99,7 +99,7 @@ class Suspending:
         return ForkEntry(sandbox=await self._dialect.sandbox_answer(sandbox))
 
     async def roll_back(self, request: Request) -> Response:
-        """`POST /sandboxes/{id}/rollback`: 200 and the sandbox, which goes on from one of its own snapshots."""
+        """`POST /sandboxes/{id}/rollback`: it goes on from a snapshot of its own (E2B has not this); 200 and it."""
         owner, sandbox_id = await self._mine(request)
         body = await self._dialect.read(request, RollbackBody)
         snapshot = await self._fleet.snapshot(owner, body.snapshot_id)
@@ -107,7 +107,7 @@ class Suspending:
         return json_response(await self._dialect.sandbox_answer(sandbox))
 
     async def take(self, request: Request) -> Response:
-        """`POST /sandboxes/{id}/snapshots`: 201 once it is on disk."""
+        """`POST /sandboxes/{id}/snapshots`: keep what it is now, to start others from; 201 once it is on disk."""
         _, sandbox_id = await self._mine(request)
         body = await self._dialect.read(request, SnapshotBody, SnapshotBody())
         name = body.name or ""
@@ -117,7 +117,7 @@ class Suspending:
         return json_response(snapshot_answer(await self._fleet.take_snapshot(sandbox_id, wish)), 201)
 
     async def list(self, request: Request) -> Response:
-        """`GET /snapshots`: the owner's, the newest first, by pages."""
+        """`GET /snapshots`: list the owner's, the newest first, by pages."""
         owner = await self._keys.owner_of(request)
         params = request.query_params
         limit = parse_limit(params.get("limit"), self._api.page_limit)
@@ -138,7 +138,7 @@ class Suspending:
         return json_response([snapshot_answer(snapshot) for snapshot in found[page]], headers=headers)
 
     async def delete_template(self, request: Request) -> Response:
-        """`DELETE /templates/{id}`: of a snapshot; templates of the platform stay."""
+        """`DELETE /templates/{id}`: delete a snapshot; templates of the platform stay."""
         owner = await self._keys.owner_of(request)
         ref = request.path_params["id"]
         try:

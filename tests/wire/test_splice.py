@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from greenroom.node.relay_splice import CHUNK, Splice
+from greenroom.wire.splice import CHUNK, Splice
 from tests.support.guests import Raw
 from tests.support.loops import eventually, on_both_loops
 

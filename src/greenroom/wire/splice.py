@@ -1,6 +1,7 @@
 """Two sockets joined: bytes, end of stream and reset of one side arrive at the other.
 
-The join works on plain non-blocking sockets with `add_reader` and `add_writer`, not on asyncio transports:
+Used on the way into a sandbox (`node.relay`) and on the way out of it (`egress`). The join works on plain
+non-blocking sockets with `add_reader` and `add_writer`, not on asyncio transports:
 
 * a reset is synchronous (`SO_LINGER` 0, then `close`), which a killed VM's connections need at once;
 * a direction reads only after all it read before was written, so it holds 64 KiB at most, and only while its
