@@ -171,7 +171,7 @@ def test_a_namespace_that_is_gone_is_said() -> None:
 
 
 @pytest.mark.vm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="microVMs need root: namespaces, uids and cgroups")
 def test_a_small_run_asks_a_real_sandbox_every_way(tmp_path: Path) -> None:
     command = Command(tmp_path)
