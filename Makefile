@@ -43,6 +43,8 @@ RESULTS := bench-results
 ifdef QUICK
 RESTORE_ARGS ?= --count 2 --rounds 1 --starts 1
 CLAIM_ARGS ?= --count 2 --rounds 1
+LIFECYCLE_ARGS ?= --rounds 1 --dirty 16 --forks 2
+EXEC_ARGS ?= --count 50 --file 16 --fetches 1
 PLATFORM_ARGS ?= --minutes 0.1
 DENSITY_ARGS ?= --count 20 --claim 2 --alive 2
 LOOP_ARGS ?= --count 4 --threads 1,2
@@ -52,21 +54,25 @@ endif
 
 # A benchmark that misses a target ends with status 3, and one that this machine cannot run with another: neither
 # keeps the others from running. What was not measured is said on the page.
-bench: ## measure all there is (about 20 minutes; QUICK=1 for a look), JSON in bench-results/, then docs/performance.md
+bench: ## measure all there is (about 30 minutes; QUICK=1 for a look), JSON in bench-results/, then docs/performance.md
 	@scripts/setup.sh bench
 	@mkdir -p $(RESULTS)
-	@cd $(RESULTS) && rm -f restore.json claim.json platform.json density.json bare_loop.json slow_medium.json
-	@echo 'bench 1/6: restore'
+	@cd $(RESULTS) && rm -f restore.json claim.json lifecycle.json exec.json platform.json density.json bare_loop.json slow_medium.json
+	@echo 'bench 1/8: restore'
 	-@$(BIN)/greenroom bench restore $(RESTORE_ARGS) --json $(RESULTS)/restore.json
-	@echo 'bench 2/6: claim'
+	@echo 'bench 2/8: claim'
 	-@$(BIN)/greenroom bench claim $(CLAIM_ARGS) --json $(RESULTS)/claim.json
-	@echo 'bench 3/6: platform'
+	@echo 'bench 3/8: lifecycle'
+	-@$(BIN)/greenroom bench lifecycle $(LIFECYCLE_ARGS) --json $(RESULTS)/lifecycle.json
+	@echo 'bench 4/8: exec'
+	-@$(BIN)/greenroom bench exec $(EXEC_ARGS) --json $(RESULTS)/exec.json
+	@echo 'bench 5/8: platform'
 	-@$(BIN)/greenroom bench platform $(PLATFORM_ARGS) --json $(RESULTS)/platform.json
-	@echo 'bench 4/6: density'
+	@echo 'bench 6/8: density'
 	-@$(BIN)/greenroom bench density $(DENSITY_ARGS) --json $(RESULTS)/density.json
-	@echo 'bench 5/6: the bare loop'
+	@echo 'bench 7/8: the bare loop'
 	-@$(BIN)/python bench/bare_loop.py $(LOOP_ARGS) --json >$(RESULTS)/bare_loop.json
-	@echo 'bench 6/6: a slow medium'
+	@echo 'bench 8/8: a slow medium'
 	-@$(BIN)/python bench/slow_medium.py $(SLOW_ARGS) --json >$(RESULTS)/slow_medium.json
 	@$(BIN)/greenroom bench report --results $(RESULTS) $(REPORT_ARGS)
 

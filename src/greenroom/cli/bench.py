@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from greenroom.cli import bench_faults, bench_host
+from greenroom.cli import bench_execution, bench_faults, bench_host, bench_lifecycle
 from greenroom.cli.bench_support import meter_on_stderr, run_to_the_end, temporary_directory
 from greenroom.cli.options import (
     CacheDirOption,
@@ -52,6 +52,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench_faults.register(_bench)
     bench_host.register(_bench)
+    bench_lifecycle.register(_bench)
+    bench_execution.register(_bench)
     app.add_typer(_bench, name="bench")
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from greenroom.bench.execution import ExecutionReport
+    from greenroom.bench.lifecycle import LifecycleReport
     from greenroom.bench.report import Meter
+    from greenroom.bench.summaries import Summary
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.records import StateDir
     from greenroom.runtime.engine import EngineInfo
@@ -145,3 +148,29 @@ def meter_on_stderr() -> Iterator[Meter]:
 
     with progress:
         yield LiveMeter()
+
+
+def show(
+    report: LifecycleReport | ExecutionReport,
+    failures: Sequence[tuple[str, Summary]],
+    json: Path | None,
+    *,
+    passed: bool,
+) -> int:
+    """Print a report, write its file, return the exit status."""
+    from greenroom.bench import report as reports
+    from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
+
+    for line in [*reports.conditions_lines(report.conditions), *report.notes]:
+        print(line)
+    print()
+    for table in report.tables:
+        # A title of the table's own would be broken at the table's width.
+        print(table.title)
+        print_table("", table.columns, table.rows)
+    for line in reports.failure_lines(failures):
+        warn(line)
+    if json is not None:
+        reports.write(json, report)
+        print(f"all rows are in {json}")
+    return 0 if passed else EXIT_DEGRADED
