@@ -70,7 +70,9 @@ class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How warm pools are filled."""
 
     default_target: Count = 4
-    """Members of the pool that `greenroom up` declares for the base template."""
+    """Members of the pool that the first `greenroom up` declares for the base template."""
+    base_target: Count | None = None
+    """The same at every start, whatever was declared before; what `greenroom up --warm` sets."""
     default_warm: Literal["paused", "running"] = "paused"
     """How its members wait (see `wire.messages.PoolSpec`)."""
     refill_parallel: Count = 0

@@ -131,7 +131,7 @@ def test_snapshots(opts: dict[str, str]) -> None:
     assert Sandbox.delete_snapshot(plain.snapshot_id, **opts) is False
     with pytest.raises(SandboxException, match="404"):
         Sandbox.create(plain.snapshot_id, **opts)
-    for name in ("Upper", "a b", "x" * 300, "a:b:c"):
+    for name in ("base", "base:default", "Upper", "a b", "x" * 300, "a:b:c"):
         assert call(opts, "POST", f"/sandboxes/{box.sandbox_id}/snapshots", {"name": name}).status_code == 400
 
 

@@ -212,7 +212,11 @@ def test_a_plan_has_each_role_with_the_settings_on_top_of_the_file(tmp_path: Pat
         "master-0", "node-0", "node-1", "api-0", "api-1", "proxy-0",
     ]  # fmt: skip
     config = plan.specs[0].config
-    assert (config.pools.default_target, config.pools.default_warm) == (3, "running")
+    assert (config.pools.base_target, config.pools.default_target, config.pools.default_warm) == (
+        3,
+        9,
+        "running",
+    )
     assert (config.vm.engine, config.vm.accelerator) == ("simulated", "tcg")
     assert plan.domain == config.proxy.domain == plan.specs[-1].domain == "box.test"
     assert plan.entry_url == f"http://127.0.0.1:{config.proxy.port}"

@@ -12,6 +12,7 @@ from greenroom.config import Config
 from greenroom.errors import (
     AlreadyPaused,
     BadRequest,
+    InternalError,
     RuntimeFailure,
     UnknownSandbox,
     UnknownSnapshot,
@@ -442,3 +443,55 @@ async def test_a_sandbox_whose_vm_dies_while_it_cannot_be_rolled_back_has_ended(
         await working
     await until(lambda: len(keeper) == 0)
     assert not runtime.vms
+
+
+@pytest.mark.parametrize("what", ["pause", "resume", "rollback"])
+async def test_a_fault_that_nobody_foresaw_leaves_it_usable(
+    keeper: Keeper,
+    branching: Branching,
+    runtime: SimulatedRuntime,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    made = await claimed(keeper, ask())
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    if what == "resume":
+        await keeper.pause(made.sandbox_id)
+
+    async def fault(*_arguments: object, **_options: object) -> None:
+        raise ValueError("nobody foresaw this")
+
+    attempts = {
+        "pause": lambda: keeper.pause(made.sandbox_id),
+        "resume": lambda: keeper.resume(made.sandbox_id, 60.0),
+        "rollback": lambda: branching.roll_back(made.sandbox_id, taken.snapshot_id),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "capture" if what == "pause" else "restore", fault)
+        with pytest.raises(InternalError, match="nobody foresaw"):
+            await attempts[what]()
+    assert "nobody foresaw this" in caplog.text
+    assert keeper.get(made.sandbox_id).state == ("paused" if what == "resume" else "running")
+    if what == "resume":
+        assert (await keeper.resume(made.sandbox_id, 60.0)).resumed
+    assert (await keeper.pause(made.sandbox_id)).state == "paused"
+    await keeper.release(made.sandbox_id)
+
+
+async def test_snapshots_and_forks_wait_for_a_resume_that_is_under_way(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    await keeper.pause(made.sandbox_id)
+    runtime.start_delay = 0.05
+    resuming = spawn(keeper.resume(made.sandbox_id, 60.0), "resume")
+    await until(lambda: keeper._live[made.sandbox_id].life.phase == "resuming")
+    taken, forked = await asyncio.gather(
+        branching.take(made.sandbox_id, SnapshotRequest()),
+        branching.fork(made.sandbox_id, ForkRequest(keys=["a"], ttl=60.0)),
+    )
+    assert (await resuming).resumed
+    assert taken.sandbox_id == made.sandbox_id
+    assert forked.forks[0].sandbox is not None

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 NodesOption = Annotated[int, typer.Option("--nodes", metavar="N", help="Node processes.")]
 WarmOption = Annotated[
     int | None,
-    typer.Option("--warm", metavar="N", show_default=False, help="Sandboxes kept warm of the base template."),
+    typer.Option(
+        "--warm",
+        metavar="N",
+        show_default=False,
+        help="Sandboxes kept warm of the base template (default: as before, at first 4).",
+    ),
 ]
 PortOption = Annotated[
     int | None,

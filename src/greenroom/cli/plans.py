@@ -160,7 +160,7 @@ def _merge(config: Config, options: UpOptions) -> Config:
     if options.tls_port is not None:
         config = replace(config, proxy=replace(config.proxy, tls_port=options.tls_port))
     if options.warm is not None:
-        config = replace(config, pools=replace(config.pools, default_target=options.warm))
+        config = replace(config, pools=replace(config.pools, base_target=options.warm))
     if options.engine is not None:
         engine = cast("Literal['qemu', 'simulated']", options.engine)
         config = replace(config, vm=replace(config.vm, engine=engine))

@@ -91,7 +91,8 @@ def _show_pools(found: Observation) -> None:
 
 def _show_sandboxes(found: Observation) -> None:
     if not found.sandboxes:
-        print("No sandboxes.")
+        silent = [node.name for node in found.nodes if node.sandboxes or not node.live]
+        print(f"Sandboxes are not known: {', '.join(silent)} cannot be asked." if silent else "No sandboxes.")
         return
     rows = [
         [
@@ -100,7 +101,7 @@ def _show_sandboxes(found: Observation) -> None:
             sandbox.state,
             sandbox.node,
             f"{ago(sandbox.started_at)} ago",
-            until(sandbox.ends_at),
+            until(sandbox.ends_at) if sandbox.state == "running" else "not while paused",
         ]
         for sandbox in found.sandboxes
     ]

@@ -55,19 +55,21 @@ class Catalogue:
         self._by_ref |= {template.template_id: template for template in templates}
 
     async def seed(self, config: PoolsConfig) -> None:
-        """Make sure that the base template exists and that a store without any pool gets the default one."""
+        """Make sure that the base template exists, and that its pool is what the settings say: the default one in a
+        store without any pool, and the one that was asked for at this start in every store."""
         base = await self._store.add_template(
             Template(template_id=new_template_id(), name=BASE, size=BASE_SIZE, created_at=time.time())
         )
-        if not await self._store.pools() and config.default_target > 0:
-            await self._store.put_pool(
-                PoolSpec(
-                    template=base.name,
-                    size=base.size,
-                    target=config.default_target,
-                    warm=config.default_warm,
-                )
-            )
+        declared = await self._store.pools()
+        target = config.base_target
+        if target is None and not declared:
+            target = config.default_target
+        before = next(
+            (pool for pool in declared if (pool.template, pool.size) == (base.name, base.size)), None
+        )
+        if target is not None and target != (0 if before is None else before.target):
+            warm = config.default_warm if before is None else before.warm
+            await self._store.put_pool(PoolSpec(template=base.name, size=base.size, target=target, warm=warm))
         await self._read()
 
     async def template(self, ref: str) -> Template:

@@ -43,7 +43,7 @@ class Branching:
 
     async def take(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotInfo:
         """Save a running sandbox, which goes on. Raises UnknownSandbox, BadRequest for one that is paused."""
-        live = self._running(sandbox_id)
+        live = await self._running(sandbox_id)
         snapshot_id = new_snapshot_id(self._keeper.code)
         captured = await self._capture(live, snapshot_id, memory=request.memory)
         info = SnapshotInfo(
@@ -93,7 +93,7 @@ class Branching:
         """
         if not 1 <= len(request.keys) <= MOST_FORKS or len(set(request.keys)) != len(request.keys):
             raise BadRequest(f"count: 1 to {MOST_FORKS} forks can be made at once")
-        live = self._running(sandbox_id)
+        live = await self._running(sandbox_id)
         name = f"fork-{sandbox_id}-{secrets.token_hex(4)}"
         captured = await self._capture(live, name, memory=True)
         sandbox, inner = live.sandbox, live.inner
@@ -138,8 +138,13 @@ class Branching:
             )
         return await self._keeper.roll_back(sandbox_id, await self.snapshot_of(snapshot_id))
 
-    def _running(self, sandbox_id: str) -> Live:
+    async def _running(self, sandbox_id: str) -> Live:
+        """The sandbox, once what is under way with it is over. Raises UnknownSandbox, BadRequest for a paused one."""
         live = self._keeper.known(sandbox_id)
+        while live.life.phase in ("pausing", "resuming", "replacing"):
+            await self._keeper.unoccupied(live)
+        if live.ending:
+            raise unknown(sandbox_id)
         if live.life.phase != "running":
             raise BadRequest(f"sandbox {sandbox_id} is paused; resume it first")
         return live

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from greenroom.config import Config
-from greenroom.errors import GreenroomError, UnknownSandbox
+from greenroom.errors import GreenroomError, InternalError, UnknownSandbox
 from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
@@ -347,9 +347,17 @@ class Residents:
     async def settled(self, live: Live, event: lifecycle.Event) -> lifecycle.Outcome:
         """Feed an event, once no pause or resume is in its way."""
         while isinstance(outcome := await self.feed(live, event), lifecycle.Busy):
-            if live.work is not None:
-                await asyncio.wait({live.work})
+            await self.unoccupied(live)
         return outcome
+
+    async def unoccupied(self, live: Live) -> None:
+        """Return when what pauses, resumes or rolls a sandbox back at present is done with it."""
+        if live.work is None or live.work.done():
+            # Its end is told in the same turn as it ends: to be here is a fault, and must not become a busy loop.
+            raise InternalError(
+                f"sandbox {live.sandbox_id} is {live.life.phase}, and nothing works on it; kill it"
+            )
+        await asyncio.wait({live.work})
 
     async def feed(self, live: Live, event: lifecycle.Event) -> lifecycle.Outcome:
         """Give an event to a sandbox's state machine and do what it says.

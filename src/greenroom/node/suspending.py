@@ -20,7 +20,14 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from greenroom.errors import AlreadyPaused, BadRequest, GreenroomError, UnknownSnapshot
+from greenroom.errors import (
+    AlreadyPaused,
+    BadRequest,
+    GreenroomError,
+    InternalError,
+    SnapshotDamaged,
+    UnknownSnapshot,
+)
 from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
 from greenroom.node.journal import Inner
@@ -50,6 +57,14 @@ def identity_of(sandbox: Sandbox, inner: Inner) -> Identity:
         env=dict(inner.env),
         token=sandbox.token,
     )
+
+
+def _told(error: Exception) -> GreenroomError:
+    """What is said of an error; one that nobody foresaw is in the log with its traceback."""
+    if isinstance(error, GreenroomError):
+        return error
+    _log.error("a sandbox could not be moved to or from the disk", exc_info=error)
+    return InternalError("something went wrong that nobody foresaw; the node's log has it")
 
 
 class Suspending(Reaching):
@@ -141,15 +156,16 @@ class Suspending(Reaching):
         except BaseException as error:
             if snapshot is not None:
                 await asyncio.shield(self._forget(snapshot))
-            if not isinstance(error, GreenroomError):
+            if not isinstance(error, Exception):
                 raise
-            _log.warning("%s could not be paused: %s", live.sandbox_id, error.message)
-            live.history.note(self._clock.now(), f"it could not be paused: {error.message}", "error")
+            told = _told(error)
+            _log.warning("%s could not be paused: %s", live.sandbox_id, told.message)
+            live.history.note(self._clock.now(), f"it could not be paused: {told.message}", "error")
             counted.PAUSES.labels("failed").inc()
             if not live.ending:
                 await self._go_on(live)
                 self.turn(live, lifecycle.PauseFailed())
-            return error
+            return told
         live.sandbox, live.inner, live.vm = sandbox, inner, None
         self.turn(live, lifecycle.Paused())
         counted.PAUSES.labels("ok").inc()
@@ -187,13 +203,18 @@ class Suspending(Reaching):
             except BaseException:
                 await asyncio.shield(self.stop_vm(vm))
                 raise
-        except GreenroomError as error:
-            _log.warning("%s could not be resumed: %s", live.sandbox_id, error.message)
-            live.history.note(self._clock.now(), f"it could not be resumed: {error.message}", "error")
+        except Exception as error:
+            told = _told(error)
+            if isinstance(error, SnapshotDamaged):
+                told = SnapshotDamaged(
+                    f"what was kept of {live.sandbox_id} is damaged ({error.message}); kill it"
+                )
+            _log.warning("%s could not be resumed: %s", live.sandbox_id, told.message)
+            live.history.note(self._clock.now(), f"it could not be resumed: {told.message}", "error")
             counted.RESUMES.labels("failed").inc()
             if not live.ending:
                 self.turn(live, lifecycle.ResumeFailed())
-            return error
+            return told
         live.sandbox, live.inner, live.vm = sandbox, inner, vm
         self.turn(live, lifecycle.Resumed(ttl))
         self._watch(live)
@@ -208,21 +229,23 @@ class Suspending(Reaching):
         before = live.vm
         assert before is not None  # noqa: S101
         try:
-            vm = await self._restored(live, snapshot)
+            async with live.capturing:
+                vm = await self._restored(live, snapshot)
             try:
                 self._journal.settle(live.key, live.sandbox, live.inner, vm.name, self._now())
             except BaseException:
                 await asyncio.shield(self.stop_vm(vm))
                 raise
-        except GreenroomError as error:
-            _log.warning("%s could not be rolled back: %s", live.sandbox_id, error.message)
-            live.history.note(self._clock.now(), f"it could not be rolled back: {error.message}", "error")
+        except Exception as error:
+            told = _told(error)
+            _log.warning("%s could not be rolled back: %s", live.sandbox_id, told.message)
+            live.history.note(self._clock.now(), f"it could not be rolled back: {told.message}", "error")
             if not live.ending:
                 self.turn(live, lifecycle.Replaced())
                 if before.ended.is_set():
                     # Spawned, because ending it stops this work.
                     spawn(self.feed(live, lifecycle.VmEnded()), f"end {live.sandbox_id}")
-            return error
+            return told
         live.vm = vm
         self.turn(live, lifecycle.Replaced())
         self._watch(live)

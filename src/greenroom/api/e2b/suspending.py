@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,11 @@ class Suspending:
         name = body.name or ""
         if name and _NAME.fullmatch(name) is None:
             raise BadRequest("name: a-z, 0-9, - and _ are allowed, and a tag after a colon")
+        if name:
+            # A template's name leads to the template, so a snapshot of that name could never be found.
+            with contextlib.suppress(UnknownTemplate):
+                template = await self._fleet.template(name)
+                raise BadRequest(f"name: there is a template {template.name!r}; take another name")
         wish = SnapshotRequest(name=name, memory=body.memory is not False)
         return json_response(snapshot_answer(await self._fleet.take_snapshot(sandbox_id, wish)), 201)
 
