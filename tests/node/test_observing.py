@@ -72,7 +72,17 @@ async def test_a_sample_is_what_the_guest_says_with_the_hosts_time(guest: Guest)
     assert "X-Access-Token" not in guest.heads[1]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"cpu_count": "many"}', b"\xff" * 100, b"[" * 5000])
+LIES = [
+    json.dumps({**READING, "cpu_count": 1 << 64}).encode(),
+    json.dumps({**READING, "cpu_used_pct": -1e308}).encode(),
+    json.dumps({**READING, "mem_total": -1}).encode(),
+    b'{"zz":' + b"[" * 60_000 + b"]" * 60_000 + b"," + json.dumps(READING).encode()[1:],
+]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"cpu_count": "many"}', b"\xff" * 100, b"[" * 5000, *LIES], ids=range(10)
+)
 async def test_a_guest_that_answers_anything_else_gives_no_sample(guest: Guest, body: bytes) -> None:
     guest.body = body
     with pytest.raises(RuntimeFailure):
@@ -99,3 +109,54 @@ def test_a_history_is_bounded() -> None:
     assert len(history.entries) == ENTRIES
     assert history.entries[0].timestamp == 10.0
     assert history.entries[-1].fields == {"number": str(ENTRIES + 9)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 2" + b"2" * 5000 + b" OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
+        b"HTTP/1.1 \xb2\xb2\xb2 OK\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+    ids=["status", "length", "negative", "digits of another kind"],
+)
+async def test_a_guest_that_lies_about_its_answer_costs_nobody_else_a_sample(
+    guest: Guest, answer: bytes
+) -> None:
+    liar, good, bad = Guest(), History(), History()
+
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+    async with await asyncio.start_server(lie, "127.0.0.1", 0) as server:
+        liar.address = server.sockets[0].getsockname()
+        with pytest.raises(RuntimeFailure, match="not HTTP"):
+            await sample(liar, None, 1.0)
+        running = spawn(
+            Sampler(lambda: [(bad, liar, None), (good, guest, None)], lambda: 1.0, 0.001).run(), "samples"
+        )
+        await until(lambda: len(good.samples) >= 2)
+        await stop(running)
+    assert not bad.samples
+
+
+async def test_nothing_that_a_guest_does_ends_the_sampler(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd, good = Guest(), History()
+
+    async def connect(port: int, deadline: float = 10.0) -> socket.socket:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    monkeypatch.setattr(odd, "connect", connect)
+    running = spawn(
+        Sampler(lambda: [(History(), odd, None), (good, guest, None)], lambda: 1.0, 0.001).run(), "samples"
+    )
+    await until(lambda: len(good.samples) >= 2)
+    await stop(running)
+    assert "nobody foresaw this" in caplog.text

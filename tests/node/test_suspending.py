@@ -21,8 +21,8 @@ from greenroom.node.branching import Branching
 from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
-from greenroom.runtime.engine import Adopted
-from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.runtime.engine import Adopted, ClockReading, Identity, Vm
+from greenroom.runtime.simulated import SimulatedRuntime, SimulatedVm
 from greenroom.wire.messages import (
     ClaimRequest,
     ForkRequest,
@@ -32,7 +32,7 @@ from greenroom.wire.messages import (
     SnapshotRequest,
     TimeoutRequest,
 )
-from greenroom.wire.tasks import spawn
+from greenroom.wire.tasks import spawn, stop
 from tests.support.waiting import until
 
 Ask = Callable[..., ClaimRequest]
@@ -495,3 +495,40 @@ async def test_snapshots_and_forks_wait_for_a_resume_that_is_under_way(
     assert (await resuming).resumed
     assert taken.sandbox_id == made.sandbox_id
     assert forked.forks[0].sandbox is not None
+
+
+async def test_a_hung_guest_of_one_owner_holds_up_nobody_else(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, other = (
+        await claimed(keeper, ask("bad", owner="bad")),
+        await claimed(keeper, ask("other", owner="other")),
+    )
+    await keeper.pause(other.sandbox_id)
+    introduce, hung = runtime.introduce, 0
+
+    async def hang(vm: Vm, identity: Identity, deadline: float) -> ClockReading:
+        nonlocal hung
+        if isinstance(vm, SimulatedVm) and vm.parent.startswith("fork-"):
+            hung += 1
+            await asyncio.Event().wait()
+        return await introduce(vm, identity, deadline)
+
+    monkeypatch.setattr(runtime, "introduce", hang)
+    keys = [f"fork-{n}" for n in range(20)]
+    forking = spawn(branching.fork(bad.sandbox_id, ForkRequest(keys=keys, ttl=60.0)), "fork")
+    await until(lambda: hung > 0)
+    assert (await claimed(keeper, ask("third", owner="third"))).state == "running"
+    assert (await keeper.resume(other.sandbox_id, 60.0)).resumed
+    await stop(forking)
+    for task in list(keeper._pending.values()):
+        await stop(task)
+
+
+async def test_a_paused_sandbox_is_not_resumed_for_no_time(keeper: Keeper, ask: Ask) -> None:
+    made = await claimed(keeper, ask())
+    assert not (await keeper.resume(made.sandbox_id, 0.0)).resumed
+    await keeper.pause(made.sandbox_id)
+    with pytest.raises(BadRequest, match="1 second"):
+        await keeper.resume(made.sandbox_id, 0.0)
+    assert keeper.get(made.sandbox_id).state == "paused"

@@ -40,29 +40,19 @@ def test_a_client_has_a_few_failures_and_then_one_now_and_then() -> None:
     assert not budget.spend("a", 0.5)
 
 
-def test_what_was_no_failure_is_given_back() -> None:
-    budget = Budget()
-    for _ in range(1000):
-        assert budget.spend("a", 0.0)
-        budget.give_back("a")
-
-
 def test_all_clients_together_are_bounded_too() -> None:
     budget = Budget()
     assert sum(budget.spend(str(number), 0.0) for number in range(1000)) == signed.ALL_BURST
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9000), st.floats(0, 5), st.booleans()), max_size=200),
+    st.lists(st.tuples(st.integers(0, 9000), st.floats(0, 5)), max_size=200),
 )
-def test_memory_and_failures_stay_bounded_whoever_asks(events: list[tuple[int, float, bool]]) -> None:
+def test_memory_and_failures_stay_bounded_whoever_asks(events: list[tuple[int, float]]) -> None:
     budget, now, failures = Budget(), 0.0, 0
-    for client, pause, fails in events:
+    for client, pause in events:
         now += pause
-        if budget.spend(str(client), now):
-            failures += fails
-            if not fails:
-                budget.give_back(str(client))
+        failures += budget.spend(str(client), now)
     assert failures <= signed.ALL_BURST + now * signed.ALL_RATE + 1
     assert len(budget) <= signed.CLIENTS
 
@@ -229,8 +219,9 @@ async def test_guessing_ends_soon_and_a_right_signature_never_counts(tmp_path: P
             assert (await ask(proxy, url_of("/a", "alpha")))[0] == 200
         seen = [(await ask(proxy, url_of("/a", f"guess-{number}")))[0] for number in range(60)]
         assert set(seen) == {401, 429}
-        asked = len(node.questions)
-        assert seen.count(401) == asked - int(signed.CLIENT_BURST) - 5
+        assert seen.index(429) >= int(signed.CLIENT_BURST)
+        # Whoever guesses uses up nobody's right to be let in, not even of those behind the same address.
+        assert (await ask(proxy, url_of("/a", "alpha")))[0] == 200
 
 
 async def test_while_a_node_cannot_be_asked_nothing_is_called_invalid(tmp_path: Path) -> None:

@@ -233,7 +233,12 @@ class Fleet:
         """A call that moves a sandbox's memory to disk or back, for which its node gets longer."""
         node = await self._node_of(sandbox_id)
         url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/{what}"
-        return await self._client.call("POST", url, kind, body, deadline=self._config.api.move_deadline)
+        try:
+            return await self._client.call("POST", url, kind, body, deadline=self._config.api.move_deadline)
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                f"its node did not say in time what became of it ({what}); look at the sandbox before trying again"
+            ) from error
 
     async def snapshot(self, owner: str, ref: str) -> SnapshotInfo:
         """The owner's snapshot with this id or name (the newest of that name). Raises UnknownSnapshot."""

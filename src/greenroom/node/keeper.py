@@ -160,8 +160,8 @@ class Keeper(Suspending):
                     return sandbox
                 except GreenroomError as error:
                     _log.warning("hand-over of %s on %s failed: %s", sandbox_id, vm.name, error.message)
-                    if attempt == _ATTEMPTS:
-                        raise
+                    if attempt == _ATTEMPTS or source is not None:
+                        raise  # the next guest from the same snapshot is the same guest
                     vm = None
             raise RuntimeFailure("no attempt was made")
         except BaseException:
@@ -200,7 +200,7 @@ class Keeper(Suspending):
                 token=token,
             )
             await self.open(vm, sandbox_id, request.network)
-            async with self._handovers:
+            async with self._handovers if pooled else self._returns.of(request.owner):
                 waited = time.perf_counter()
                 steps["turn"] = waited - begun - steps["queue"]
                 reading = await self._start(vm, identity, steps, deadline)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -46,16 +46,19 @@ class History:
         self.entries.append(LogEntry(timestamp=at, message=message, level=level, fields=fields))
 
 
-class _Reading(msgspec.Struct, frozen=True):
-    """The guest agent's answer; what it leaves out or makes up beyond these bounds is no sample."""
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
-    cpu_count: int
-    cpu_used_pct: float
-    mem_total: int
-    mem_used: int
-    mem_cache: int
-    disk_used: int
-    disk_total: int
+
+class _Reading(msgspec.Struct, frozen=True):
+    """The guest agent's answer; one that leaves something out or goes beyond these bounds is no sample."""
+
+    cpu_count: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    cpu_used_pct: Annotated[float, msgspec.Meta(ge=0, le=100)]
+    mem_total: _Bytes
+    mem_used: _Bytes
+    mem_cache: _Bytes
+    disk_used: _Bytes
+    disk_total: _Bytes
 
 
 async def sample(vm: Vm, token: str | None, now: float) -> Sample:
@@ -66,7 +69,7 @@ async def sample(vm: Vm, token: str | None, now: float) -> Sample:
         raise RuntimeFailure(f"the guest agent answered {status} to GET /metrics")
     try:
         reading = msgspec.json.decode(body, type=_Reading)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RuntimeFailure("the guest agent's metrics are not what they should be") from error
     return Sample(timestamp=now, **msgspec.structs.asdict(reading))
 
@@ -95,4 +98,7 @@ class Sampler:
                     history.samples.append(await sample(vm, token, self._now()))
                 except (RuntimeFailure, OSError, TimeoutError) as error:
                     _log.debug("no sample of %s: %s", vm.name, error)
+                except Exception:
+                    # Whatever one guest answers, the others' samples go on.
+                    _log.exception("a sample of %s failed", vm.name)
             await asyncio.sleep(max(0.1, begun + self._interval - loop.time()))

@@ -39,7 +39,7 @@ from greenroom.wire.messages import Inbound
 AGENT_PORT = 49983
 """Port of the guest agent."""
 INTERNAL_ROUTES = frozenset(
-    (b"init", b"clock", b"freeze", b"unfreeze", b"fsfreeze", b"fsthaw", b"collapse", b"upgrade")
+    (b"init", b"clock", b"sync", b"freeze", b"unfreeze", b"fsfreeze", b"fsthaw", b"collapse", b"upgrade")
 )
 """First path segments of the agent's routes that only its node may call."""
 

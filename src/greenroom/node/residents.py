@@ -26,6 +26,7 @@ from greenroom.node.deadlines import Deadlines
 from greenroom.node.egress import Gate, NoGate
 from greenroom.node.journal import Inner, Journal
 from greenroom.node.observing import Asked, History, Sampler
+from greenroom.node.turns import Turns
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
 from greenroom.wire.messages import Inbound, Network, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
@@ -139,7 +140,10 @@ class Residents:
         self._moved = asyncio.Event()
         self._looks_at = 0.0
         """When the reaper looks next, in Unix seconds; an earlier deadline has to wake it."""
-        self._handovers = asyncio.Semaphore(config.claims.parallel_handovers or 2 * (os.cpu_count() or 1))
+        parallel = config.claims.parallel_handovers or 2 * (os.cpu_count() or 1)
+        self._handovers = asyncio.Semaphore(parallel)
+        self._returns = Turns(parallel, max(1, parallel // 2))
+        """Of guests that were somebody's before: from snapshots, and resumed ones."""
         self._reaper: asyncio.Task[None] | None = None
         self._sampler: asyncio.Task[None] | None = None
         self._leaving = False
@@ -225,7 +229,7 @@ class Residents:
     async def _set_guest_clock(self, vm: Vm) -> None:
         """A guest's clock runs on by itself, and stands while it is paused: give it the right time."""
         with contextlib.suppress(GreenroomError):
-            async with self._handovers:
+            async with self._returns.of("the node's own"):
                 await self._runtime.introduce(
                     vm, Identity(entropy=secrets.token_bytes(64)), self._config.claims.handover_deadline
                 )

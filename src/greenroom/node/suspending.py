@@ -87,6 +87,9 @@ class Suspending(Reaching):
         Raises UnknownSandbox, or why it could not be resumed; it stays paused then.
         """
         live = self.known(sandbox_id)
+        if ttl <= 0 and live.life.phase in ("pausing", "paused"):
+            # It would end at once, and what was kept of it with it.
+            raise BadRequest("timeout: a paused sandbox is resumed for 1 second at least")
         match await self.settled(live, lifecycle.Resume(ttl)):
             case lifecycle.BeginResume():
                 await self._worked(live)
@@ -262,7 +265,7 @@ class Suspending(Reaching):
         try:
             await self._runtime.hand_out(vm)
             await self.open(vm, live.sandbox_id, live.sandbox.network)
-            async with self._handovers:
+            async with self._returns.of(live.owner):
                 await self._runtime.start(vm)
                 await self._runtime.introduce(
                     vm, identity_of(live.sandbox, live.inner), self.deadline_for(snapshot)

@@ -6,8 +6,9 @@ node at once (`POST /v1/signatures`, see `node.signatures`), and the request goe
 checks it as if its sandbox had been named. The api has no part in it, and no body waits anywhere.
 
 Never an oracle. Whoever asks learns whether their signature is somebody's, which a right one is for its holder
-alone, and 128 bits are not to be guessed. All that fail look alike. What is not free is the work, so failures are
-counted, for each client and for all of them; a signature that is right costs nothing.
+alone, and 128 bits are not to be guessed. All that fail look alike. What is not free is the work: so many are looked
+up at a time, and failures are counted, for each client and for all of them; a signature that is right costs nothing
+and is never refused for what others did.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ CLIENT_BURST, CLIENT_RATE = 20.0, 2.0
 """Failures one client may have at once, and a second from then on."""
 ALL_BURST, ALL_RATE = 200.0, 50.0
 """The same for all clients together."""
+ASKING, WAITING = 16, 512
+"""Requests for which the nodes are asked at the same time, and those that may wait for that; one more gets 503."""
 CLIENTS = 4096
 """Clients that are told apart; one more forgets the one that was silent longest."""
 _OPERATIONS: dict[str, tuple[str, ...]] = {
@@ -68,7 +71,7 @@ class Budget:
         return len(self._clients)
 
     def spend(self, client: str, now: float) -> bool:
-        """Take one, before it is known whether it is needed. False, and nothing taken, when none is left."""
+        """Count a failure. False, and nothing taken, when none is left."""
         mine = self._clients.get(client) or _Bucket(CLIENT_BURST, now)
         self._clients[client] = mine
         self._clients.move_to_end(client)
@@ -81,12 +84,6 @@ class Budget:
         mine.left -= 1
         self._all.left -= 1
         return True
-
-    def give_back(self, client: str) -> None:
-        """It was no failure."""
-        self._all.left = min(ALL_BURST, self._all.left + 1)
-        if (mine := self._clients.get(client)) is not None:
-            mine.left = min(CLIENT_BURST, mine.left + 1)
 
 
 def _fill(bucket: _Bucket, burst: float, rate: float, now: float) -> None:
@@ -114,6 +111,8 @@ class Finder:
         self._client = client
         self._nodes = nodes
         self._budget = Budget()
+        self._asking = asyncio.Semaphore(ASKING)
+        self._waiting = 0
 
     def routes(self) -> list[Route]:
         """For the controller's own listener: only the proxy, which Envoy's credential is, may ask."""
@@ -125,14 +124,21 @@ class Finder:
         client = client_of(request.headers.get("x-greenroom-from", ""))
         if not operations:
             return Response(status_code=404)
-        if not self._budget.spend(client, asyncio.get_running_loop().time()):
-            return Response(status_code=429)
-        found, all_asked = await self._find(SignedUrl(target.partition("?")[2], operations))
-        if found is not None or not all_asked:
-            self._budget.give_back(client)
+        if self._waiting >= WAITING:
+            return Response(status_code=503)
+        self._waiting += 1
+        try:
+            async with self._asking:
+                found, all_asked = await self._find(SignedUrl(target.partition("?")[2], operations))
+        finally:
+            self._waiting -= 1
         if found is not None:
+            # Whoever has a right one is let in, whatever others from the same address or all of them have tried.
             return Response(status_code=200, headers={"x-greenroom-sandbox": found})
-        return Response(status_code=404 if all_asked else 503)
+        if not all_asked:
+            return Response(status_code=503)
+        now = asyncio.get_running_loop().time()
+        return Response(status_code=404 if self._budget.spend(client, now) else 429)
 
     async def _find(self, url: SignedUrl) -> tuple[str | None, bool]:
         """The sandbox, and whether every node was asked. None is left out early: they answer in the same time."""

@@ -107,13 +107,16 @@ def _complete(data: bytearray) -> tuple[int, bytes] | None:
         return None
     lines = head.split(b"\r\n")
     parts = lines[0].split(b" ", 2)
-    if len(parts) < 2 or not parts[1].isdigit():
+    if len(parts) < 2 or not (len(parts[1]) == 3 and parts[1].isdigit()):
         raise RuntimeFailure("the guest agent answers something that is not HTTP")
     status, length = int(parts[1]), 0
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         name, value = name.strip().lower(), value.strip()
-        if name == b"content-length" and value.isdigit():
+        if name == b"content-length":
+            # Bounded before it is read as a number: a guest may say anything.
+            if not (len(value) <= 9 and value.isdigit()):
+                raise RuntimeFailure("the guest agent answers something that is not HTTP")
             length = int(value)
         if name == b"transfer-encoding" and value.lower() == b"chunked":
             return (status, body) if body.endswith(b"0\r\n\r\n") else None
@@ -152,7 +155,7 @@ async def _control(
         raise RuntimeFailure(f"the guest agent answered {status} to {method} {path}")
     try:
         return msgspec.json.decode(raw, type=dict[str, Any]), before, after
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RuntimeFailure("the guest agent's answer is not JSON") from error
 
 

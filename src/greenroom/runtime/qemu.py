@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ import msgspec
 import psutil
 
 from greenroom.config import RoleSpec
-from greenroom.errors import GreenroomError, RuntimeFailure, SetupError, SnapshotDamaged, UnknownTemplate
+from greenroom.errors import (
+    GreenroomError,
+    NodeUnavailable,
+    RuntimeFailure,
+    SetupError,
+    SnapshotDamaged,
+    UnknownTemplate,
+)
 from greenroom.images import base
 from greenroom.images.base import Image
 from greenroom.images.cache import publish
@@ -262,6 +270,14 @@ class QemuRuntime:
         origin = own.slot.origin()
         if origin is None:
             raise RuntimeFailure("the VM is not whole yet and cannot be captured")
+        free, floor = shutil.disk_usage(self._spec.home).free >> 20, self._spec.config.pools.disk_floor_mib
+        if free < floor:
+            # Below it, what is saved of one would be paid by the sandboxes that a full disk ends.
+            raise NodeUnavailable(
+                f"only {free} MiB of the node's disk are free, and {floor} MiB are kept free; delete snapshots or "
+                "sandboxes that are not needed",
+                retry_after=10,
+            )
         golden = await self._on_hand.below(origin)
         return await capture.capture(
             own,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from greenroom.api.e2b.errors import ErrorBody
+from greenroom.api.e2b.errors import CreateUnknown, ErrorBody
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import decode_cursor, encode_cursor, page_of, parse_limit
 from greenroom.api.e2b.resources import Handler
@@ -27,7 +27,14 @@ from greenroom.api.e2b.schemas import (
 )
 from greenroom.api.nodes import Fleet
 from greenroom.config import ApiConfig
-from greenroom.errors import BadRequest, Forbidden, GreenroomError, UnknownSnapshot, UnknownTemplate
+from greenroom.errors import (
+    BadRequest,
+    Forbidden,
+    GreenroomError,
+    OutcomeUnknown,
+    UnknownSnapshot,
+    UnknownTemplate,
+)
 from greenroom.wire import logs
 from greenroom.wire.messages import Fork, ForkRequest, PauseRequest, SnapshotRequest
 from greenroom.wire.serving import json_response
@@ -85,7 +92,13 @@ class Suspending:
         timeout = self._api.default_timeout if body.timeout is None else body.timeout
         check_timeout(timeout, 1, self._api.max_timeout)
         keys = [f"{key}-fork{number}" for number in range(count)]
-        answer = await self._fleet.fork(sandbox_id, ForkRequest(keys=keys, ttl=float(timeout)))
+        try:
+            answer = await self._fleet.fork(sandbox_id, ForkRequest(keys=keys, ttl=float(timeout)))
+        except OutcomeUnknown as error:
+            if request.headers.get("idempotency-key") is not None:
+                raise
+            # 503 would make the SDK send it again, and that would be other sandboxes.
+            raise CreateUnknown(f"{error.message}; forks that were made end within seconds") from error
         if await request.is_disconnected():
             return Response(status_code=499)
         return json_response(await asyncio.gather(*(self._entry(fork) for fork in answer.forks)), 201)
