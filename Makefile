@@ -4,6 +4,8 @@
 VENV := .venv
 export GREENROOM_VENV := $(VENV)
 BIN := $(VENV)/bin
+# Two processes: a test of microVMs mostly waits for one emulated CPU.
+WORKERS ?= 2
 SOURCES := src tests bench compat scripts
 
 .PHONY: help setup dev run test test-long lint format bench faults compat docs lock clean
@@ -21,7 +23,7 @@ run: setup ## the main job: start the platform, one sandbox, one command, stop; 
 	@$(BIN)/greenroom demo $(DEMO_ARGS)
 
 test: dev ## everything that a change must not break (boots real microVMs; as root)
-	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-long: dev ## what takes longer: whole benchmarks and fault runs, kills between any two steps
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
