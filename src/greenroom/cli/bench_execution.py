@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import urllib.parse
 from pathlib import Path
@@ -201,4 +200,6 @@ async def _conditions(state: StateDir, plan: ExecutionPlan) -> Conditions:
     if not nodes:
         raise NodeUnavailable("the platform has no node; see `greenroom status`")
     engine = engine_of_node(state, nodes[0].status)
+    import asyncio
+
     return await asyncio.to_thread(gather_conditions, engine, plan.template, BASE_SIZE)

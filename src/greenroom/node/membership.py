@@ -72,7 +72,9 @@ class Membership:
             except TemporaryError as error:
                 last = error
                 continue
-            if answer.pools != self._shares:
+            # A node that leaves is given no share any more. Its members stay as they are: they are about to end, or
+            # are left for its next run, which has the share it had before.
+            if answer.pools != self._shares and not self._status().draining:
                 self._shares = answer.pools
                 await self._apply(answer.pools)
             return
