@@ -125,7 +125,9 @@ def test_a_gzip_bomb_comes_out_in_blocks() -> None:
     assert inflate(gzip.compress(noise, 1), 1 << 20) == noise
 
 
-@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b"x" * 1000)[:-5]])
+@pytest.mark.parametrize(
+    "data", [b"no gzip at all", gzip.compress(b"x" * 1000)[:-5]], ids=["no gzip", "cut off"]
+)
 def test_a_broken_gzip_body_is_refused(data: bytes) -> None:
     with pytest.raises(AgentError):
         inflate(data, 100)

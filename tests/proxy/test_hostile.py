@@ -49,6 +49,17 @@ async def test_a_hosts_port_changes_nothing(tmp_path: Path, port: str) -> None:
         (f"8000--{ID}", 502),
         (f"8000-{ID}-x", 502),
     ],
+    # Ids are drawn anew in each process, and names of tests must not be.
+    ids=[
+        "port 0",
+        "port 99999",
+        "leading zero",
+        "longer id",
+        "unknown id",
+        "no id",
+        "two hyphens",
+        "third part",
+    ],
 )
 async def test_host_labels_out_of_form_reach_no_guest(tmp_path: Path, label: str, status: int) -> None:
     async with (
