@@ -186,6 +186,8 @@ class Follower(Stream):
                 self._offset = chunk.end
                 self._write(output_event(chunk.name, chunk.data, chunk.offset))
                 await self._response.drain()
+                # Neither of these waits for anything while the client keeps up: let others have a turn, deadlines too.
+                await asyncio.sleep(0)
             elif end is not None:
                 if self.follows_deadline and self._process.timed_out:
                     self._on_deadline()
