@@ -73,7 +73,9 @@ def restore(loaded: Loaded, blank: Path, tap: int, directory: Path, name: str) -
     with contextlib.ExitStack() as stack:
         state = loaded.open_state()
         stack.callback(os.close, state)
-        overlay_path, socket_path = directory / f"{name}.qcow2", directory / f"{name}.qmp"
+        # By the directory's descriptor: a socket's path has 107 bytes, wherever the directory lies.
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        overlay_path, socket_path = directory / f"{name}.qcow2", Path(f"/proc/self/fd/{place}/{name}.qmp")
         shutil.copyfile(blank, overlay_path)
         overlay = os.open(overlay_path, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, overlay)
@@ -110,6 +112,7 @@ def restore(loaded: Loaded, blank: Path, tap: int, directory: Path, name: str) -
         raise
     finally:
         socket_path.unlink(missing_ok=True)
+        os.close(place)
         overlay_path.unlink(missing_ok=True)
     return vm
 
