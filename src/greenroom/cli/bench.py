@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from greenroom.cli import bench_execution, bench_faults, bench_host, bench_lifecycle
-from greenroom.cli.bench_support import meter_on_stderr, run_to_the_end, temporary_directory
+from greenroom.cli.bench_support import meter_on_stderr, run_to_the_end, show, temporary_directory
 from greenroom.cli.options import (
     CacheDirOption,
+    JsonFileOption,
     KeyFileOption,
     StateDirOption,
     cache_dir_of,
@@ -21,10 +21,7 @@ from greenroom.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from greenroom.bench.claim import ClaimReport, Part
-    from greenroom.bench.report import Table
-    from greenroom.bench.restore import RestoreReport
-    from greenroom.bench.summaries import Summary
+    from greenroom.bench.claim import Part
 
 _bench = typer.Typer(
     callback=group_options,
@@ -34,15 +31,6 @@ _bench = typer.Typer(
     epilog=examples("greenroom bench restore", "greenroom bench claim --count 40 --json claim.json"),
 )
 
-JsonFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        show_default=False,
-        help="Also write conditions, summaries and every row to this file, as JSON.",
-    ),
-]
 RoundsOption = Annotated[
     int, typer.Option("--rounds", metavar="N", min=1, max=1000, help="Rounds; the sides swap places.")
 ]
@@ -134,7 +122,14 @@ def restore(
             config=config,
         )
         found = run_to_the_end(interrupts, lambda: measuring.run(spec, plan, meter))
-    return _show(found, measuring.notes(found), measuring.tables(found), measuring.failures(found), json)
+    return show(
+        found,
+        measuring.notes(found),
+        measuring.tables(found),
+        measuring.failures(found),
+        json,
+        passed=not found.failed,
+    )
 
 
 @_bench.command(
@@ -278,7 +273,14 @@ def claim(
     state, cache = StateDir(state_dir_of(context, state_dir)), cache_dir_of(context, cache_dir)
     with Interrupts() as interrupts:
         found = bench_claim.measure(interrupts, state, cache, key_file, warm, plan)
-    return _show(found, measuring.notes(found), found.tables, measuring.failures(found), json)
+    return show(
+        found,
+        measuring.notes(found),
+        found.tables,
+        measuring.failures(found),
+        json,
+        passed=not found.failed,
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -300,29 +302,3 @@ def _parts(given: Sequence[str]) -> list[Part]:
         if name not in PARTS:
             raise typer.BadParameter(f"--part {name}: one of {', '.join(PARTS)}")
     return [part for part in PARTS if part in given]
-
-
-def _show(
-    report: RestoreReport | ClaimReport,
-    notes: Sequence[str],
-    tables: Sequence[Table],
-    failures: Sequence[tuple[str, Summary]],
-    json: Path | None,
-) -> int:
-    """Print a report, write its file, return the exit status."""
-    from greenroom.bench import report as reports
-    from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
-
-    for line in [*reports.conditions_lines(report.conditions), *notes]:
-        print(line)
-    print()
-    for table in tables:
-        # A title of the table's own would be broken at the table's width.
-        print(table.title)
-        print_table("", table.columns, table.rows)
-    for line in reports.failure_lines(failures):
-        warn(line)
-    if json is not None:
-        reports.write(json, report)
-        print(f"all rows are in {json}")
-    return EXIT_DEGRADED if report.failed else 0

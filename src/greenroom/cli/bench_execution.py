@@ -18,6 +18,7 @@ from greenroom.cli.bench_support import (
 )
 from greenroom.cli.options import (
     CacheDirOption,
+    JsonFileOption,
     KeyFileOption,
     StateDirOption,
     cache_dir_of,
@@ -72,15 +73,7 @@ def execution(
     fetches: Annotated[
         int, typer.Option("--fetches", metavar="N", min=0, max=100, help="Times it is fetched by each way.")
     ] = 3,
-    json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            show_default=False,
-            help="Also write conditions, summaries and every row to this file, as JSON.",
-        ),
-    ] = None,
+    json: JsonFileOption = None,
     key_file: KeyFileOption = None,
     state_dir: StateDirOption = None,
     cache_dir: CacheDirOption = None,
@@ -126,7 +119,7 @@ def execution(
                 own_platform(interrupts, directory / "state", cache, 1, None) as own,
             ):
                 found = _on_platform(interrupts, own, None, plan)
-    return show(found, measuring.failures(found), json, passed=not found.failed)
+    return show(found, found.notes, found.tables, measuring.failures(found), json, passed=not found.failed)
 
 
 def _on_platform(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,16 +19,23 @@ from greenroom.cli.bench_support import (
     engine_of_node,
     meter_on_stderr,
     run_to_the_end,
+    show,
     temporary_directory,
 )
-from greenroom.cli.options import CacheDirOption, StateDirOption, cache_dir_of, examples, state_dir_of
+from greenroom.cli.options import (
+    CacheDirOption,
+    JsonFileOption,
+    StateDirOption,
+    cache_dir_of,
+    examples,
+    state_dir_of,
+)
 
 if TYPE_CHECKING:
     from greenroom.bench.density import DensityPlan, DensityReport, PoolLook, Seen
     from greenroom.bench.density_host import MembersOnHost
     from greenroom.bench.idle import IdlePlan, IdleReport, IdleSample
     from greenroom.bench.report import Conditions, Meter
-    from greenroom.bench.summaries import Summary
     from greenroom.bench.supply import HeldRow
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.launch import Down
@@ -42,16 +49,6 @@ STOP_DEADLINE = 180.0
 DENSITY_SIZE = "bench"
 DENSITY_MIB = 256
 """Memory of a member of `bench density`, MiB."""
-
-JsonFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        show_default=False,
-        help="Also write conditions, summaries and every row to this file, as JSON.",
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -100,7 +97,7 @@ def platform(
     plan = idle.IdlePlan(seconds=minutes * 60)
     with Interrupts() as interrupts:
         report = _idle(interrupts, state_dir_of(context, state_dir), cache_dir_of(context, cache_dir), plan)
-    return _show(report, [], json, passed=report.within)
+    return show(report, report.notes, report.tables, [], json, passed=report.within)
 
 
 def _idle(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: IdlePlan) -> IdleReport:
@@ -178,7 +175,7 @@ def density(
         reports.check_writable(json)
     with Interrupts() as interrupts:
         report = _fill(interrupts, settings, cache_dir_of(context, cache_dir), plan)
-    return _show(report, measuring.failures(report), json, passed=report.passed)
+    return show(report, report.notes, report.tables, measuring.failures(report), json, passed=report.passed)
 
 
 def make_page(
@@ -431,28 +428,3 @@ def _conditions(state: StateDir, size: Size) -> Conditions:
     if not masters or not (nodes := asyncio.run(ask())):
         raise NodeUnavailable("the platform that was started for this has no node")
     return reports.gather_conditions(engine_of_node(state, nodes[0].status), BASE, size)
-
-
-def _show(
-    report: IdleReport | DensityReport,
-    failures: Sequence[tuple[str, Summary]],
-    json: Path | None,
-    *,
-    passed: bool,
-) -> int:
-    """Print a report, write its file, return the exit status."""
-    from greenroom.bench import report as reports
-    from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
-
-    for line in [*reports.conditions_lines(report.conditions), *report.notes]:
-        print(line)
-    print()
-    for table in report.tables:
-        print(table.title)
-        print_table("", table.columns, table.rows)
-    for line in reports.failure_lines(failures):
-        warn(line)
-    if json is not None:
-        reports.write(json, report)
-        print(f"all rows are in {json}")
-    return 0 if passed else EXIT_DEGRADED

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from greenroom.cli.bench_support import meter_on_stderr, run_to_the_end, show, temporary_directory
-from greenroom.cli.options import CacheDirOption, StateDirOption, cache_dir_of, examples, state_dir_of
+from greenroom.cli.options import (
+    CacheDirOption,
+    JsonFileOption,
+    StateDirOption,
+    cache_dir_of,
+    examples,
+    state_dir_of,
+)
 
 MEMORY_MIB = 256
 """Memory of each guest."""
@@ -41,15 +47,7 @@ def lifecycle(
     forks: Annotated[
         int, typer.Option("--forks", metavar="N", min=1, max=20, help="Children of a fork.")
     ] = 4,
-    json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            show_default=False,
-            help="Also write conditions, summaries and every row to this file, as JSON.",
-        ),
-    ] = None,
+    json: JsonFileOption = None,
     state_dir: StateDirOption = None,
     cache_dir: CacheDirOption = None,
 ) -> int:
@@ -80,4 +78,4 @@ def lifecycle(
             role="node", replica=0, state_dir=str(directory), cache_dir=str(cache), config=settings
         )
         found = run_to_the_end(interrupts, lambda: measuring.run(spec, plan, meter))
-    return show(found, measuring.failures(found), json, passed=not found.failed)
+    return show(found, found.notes, found.tables, measuring.failures(found), json, passed=not found.failed)

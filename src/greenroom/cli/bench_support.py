@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from greenroom.bench.claim import ClaimReport
+    from greenroom.bench.density import DensityReport
     from greenroom.bench.execution import ExecutionReport
+    from greenroom.bench.idle import IdleReport
     from greenroom.bench.lifecycle import LifecycleReport
-    from greenroom.bench.report import Meter
+    from greenroom.bench.report import Meter, Table
+    from greenroom.bench.restore import RestoreReport
     from greenroom.bench.summaries import Summary
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.records import StateDir
@@ -151,7 +155,9 @@ def meter_on_stderr() -> Iterator[Meter]:
 
 
 def show(
-    report: LifecycleReport | ExecutionReport,
+    report: RestoreReport | ClaimReport | IdleReport | DensityReport | LifecycleReport | ExecutionReport,
+    notes: Sequence[str],
+    tables: Sequence[Table],
     failures: Sequence[tuple[str, Summary]],
     json: Path | None,
     *,
@@ -161,10 +167,10 @@ def show(
     from greenroom.bench import report as reports
     from greenroom.cli.output import EXIT_DEGRADED, print_table, warn
 
-    for line in [*reports.conditions_lines(report.conditions), *report.notes]:
+    for line in [*reports.conditions_lines(report.conditions), *notes]:
         print(line)
     print()
-    for table in report.tables:
+    for table in tables:
         # A title of the table's own would be broken at the table's width.
         print(table.title)
         print_table("", table.columns, table.rows)

@@ -33,6 +33,15 @@ CacheDirOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for scripts.")]
+JsonFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        show_default=False,
+        help="Also write conditions, summaries and every row to this file, as JSON.",
+    ),
+]
 KeyFileOption = Annotated[
     Path | None,
     typer.Option(

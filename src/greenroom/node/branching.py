@@ -19,6 +19,7 @@ from greenroom.node.residents import Live, unknown
 from greenroom.runtime.engine import Runtime, Snapshot
 from greenroom.wire.ids import new_snapshot_id
 from greenroom.wire.messages import (
+    MOST_FORKS,
     ClaimRequest,
     Fork,
     ForkList,
@@ -29,7 +30,6 @@ from greenroom.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
-MOST_FORKS = 20
 
 
 class Branching:
@@ -59,7 +59,7 @@ class Branching:
         try:
             self._journal.save_snapshot(info)
         except BaseException:
-            await asyncio.shield(self._drop(captured))
+            await asyncio.shield(self._keeper.forget(captured))
             raise
         self._known[snapshot_id] = info
         live.history.note(info.created_at, "a snapshot was taken", snapshot=snapshot_id)
@@ -126,7 +126,7 @@ class Branching:
             finally:
                 await asyncio.shield(self._runtime.let_go(captured))
         finally:
-            await asyncio.shield(self._drop(captured))
+            await asyncio.shield(self._keeper.forget(captured))
 
     async def roll_back(self, sandbox_id: str, snapshot_id: str) -> Sandbox:
         """Let a sandbox go on from a snapshot that was taken of it. Raises what `Suspending.roll_back` does, BadRequest
@@ -163,16 +163,6 @@ class Branching:
                     raise unknown(live.sandbox_id) from None
                 raise
         return result.snapshot
-
-    async def _drop(self, snapshot: Snapshot) -> None:
-        try:
-            await self._runtime.delete_snapshot(snapshot.name)
-        except UnknownSnapshot:
-            pass
-        except GreenroomError as error:
-            _log.warning(
-                "the snapshot %s is left for the next start to remove: %s", snapshot.name, error.message
-            )
 
     async def snapshot_of(self, snapshot_id: str) -> Snapshot:
         """What the engine restores from. Raises UnknownSnapshot."""

@@ -158,7 +158,7 @@ class Suspending(Reaching):
             self._journal.settle(live.key, sandbox, inner, None, self._now())
         except BaseException as error:
             if snapshot is not None:
-                await asyncio.shield(self._forget(snapshot))
+                await asyncio.shield(self.forget(snapshot))
             if not isinstance(error, Exception):
                 raise
             told = _told(error)
@@ -225,7 +225,7 @@ class Suspending(Reaching):
         live.history.note(self._clock.now(), "it was resumed", seconds=f"{ttl:.0f}")
         counted.RESUME_SECONDS.observe(time.perf_counter() - begun)
         _log.info("resumed %s on %s", live.sandbox_id, vm.name)
-        await asyncio.shield(self._forget(snapshot))
+        await asyncio.shield(self.forget(snapshot))
         return None
 
     async def _roll_back(self, live: Live, snapshot: Snapshot) -> GreenroomError | None:
@@ -280,7 +280,8 @@ class Suspending(Reaching):
         extra = 0.0 if snapshot.kind == "full" else self._config.vm.boot_deadline
         return self._config.claims.handover_deadline + extra
 
-    async def _forget(self, snapshot: Snapshot) -> None:
+    async def forget(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot that nothing needs any more; one that cannot be is logged."""
         try:
             await self._runtime.delete_snapshot(snapshot.name)
         except UnknownSnapshot:
@@ -291,7 +292,7 @@ class Suspending(Reaching):
             )
 
     def discard(self, live: Live) -> Awaitable[None]:
-        return self._nothing() if live.inner.asleep is None else self._forget(live.inner.asleep)
+        return self._nothing() if live.inner.asleep is None else self.forget(live.inner.asleep)
 
     async def _nothing(self) -> None:
         """A sandbox that runs keeps nothing."""
@@ -303,6 +304,6 @@ class Suspending(Reaching):
         removed = 0
         for snapshot in await self._runtime.snapshots():
             if snapshot.name not in wanted:
-                await self._forget(snapshot)
+                await self.forget(snapshot)
                 removed += 1
         return removed

@@ -187,6 +187,10 @@ class RollbackRequest(msgspec.Struct, frozen=True):
     snapshot_id: str
 
 
+MOST_FORKS = 20
+"""Forks that are made at once; E2B's clients ask for no more."""
+
+
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make sandboxes that go on where a running one stands, one for each of `keys`; it goes on too."""
 

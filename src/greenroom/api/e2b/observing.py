@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from greenroom.api.e2b.keys import Authenticator
-from greenroom.api.e2b.resources import Handler
+from greenroom.api.e2b.resources import Handler, sandbox_id_of
 from greenroom.api.e2b.schemas import (
     LatestBody,
     LineBody,
@@ -21,7 +21,6 @@ from greenroom.api.e2b.schemas import (
 )
 from greenroom.api.nodes import Fleet
 from greenroom.errors import BadRequest, UnknownSandbox
-from greenroom.wire import logs
 from greenroom.wire.messages import LogEntry, Past
 from greenroom.wire.serving import json_response
 
@@ -45,9 +44,8 @@ class Observing:
 
     async def _past(self, request: Request) -> Past:
         owner = await self._keys.owner_of(request)
-        sandbox_id = str(request.path_params["id"]).partition("-")[0]
+        sandbox_id = sandbox_id_of(request)
         await self._dialect.check_owner(owner, sandbox_id)
-        logs.about(sandbox_id)
         return await self._fleet.past(sandbox_id)
 
     async def metrics(self, request: Request) -> Response:

@@ -16,7 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from greenroom.api.e2b.errors import MethodMismatch, NotSupported, render
 from greenroom.errors import NotFound
+from greenroom.wire import logs
 from greenroom.wire.credentials import Verifier
+from greenroom.wire.ids import is_sandbox_id
 from greenroom.wire.metrics import READERS
 from greenroom.wire.requests import Application
 from greenroom.wire.serving import Lifespan, check_caller, error_handlers, json_response, metrics_response
@@ -57,6 +59,14 @@ class Unsupported:
         """Refuse a request."""
         await self._authenticate(request)
         raise NotSupported(f"{self.what} is not supported by this server yet")
+
+
+def sandbox_id_of(request: Request) -> str:
+    """The id in the path. Clients of the first generation append `-<clientID>` to it."""
+    sandbox_id = str(request.path_params["id"]).partition("-")[0]
+    if is_sandbox_id(sandbox_id):
+        logs.about(sandbox_id)
+    return sandbox_id
 
 
 async def health(_request: Request) -> Response:

@@ -21,7 +21,7 @@ from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
 from greenroom.api.e2b.observing import Observing
-from greenroom.api.e2b.resources import Handler, Unsupported
+from greenroom.api.e2b.resources import Handler, Unsupported, sandbox_id_of
 from greenroom.api.e2b.schemas import (
     MAX_REFRESH,
     AliasBody,
@@ -46,7 +46,7 @@ from greenroom.api.nodes import Fleet
 from greenroom.config import ApiConfig, ClaimsConfig, NetworkConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownSnapshot, UnknownTemplate
 from greenroom.wire import logs
-from greenroom.wire.ids import is_sandbox_id, is_snapshot_id
+from greenroom.wire.ids import is_snapshot_id
 from greenroom.wire.messages import ClaimRequest, Sandbox, SnapshotInfo, Template, TimeoutRequest
 from greenroom.wire.serving import json_response, read_body
 
@@ -320,14 +320,6 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"invalid request: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("the request body is not valid JSON") from error
-
-
-def sandbox_id_of(request: Request) -> str:
-    """The id in the path. Clients of the first generation append `-<clientID>` to it."""
-    sandbox_id = str(request.path_params["id"]).partition("-")[0]
-    if is_sandbox_id(sandbox_id):
-        logs.about(sandbox_id)
-    return sandbox_id
 
 
 def _partial(missing: list[str]) -> dict[str, str]:

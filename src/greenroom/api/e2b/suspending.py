@@ -13,7 +13,7 @@ from starlette.responses import Response
 from greenroom.api.e2b.errors import CreateUnknown, ErrorBody
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import decode_cursor, encode_cursor, page_of, parse_limit
-from greenroom.api.e2b.resources import Handler
+from greenroom.api.e2b.resources import Handler, sandbox_id_of
 from greenroom.api.e2b.schemas import (
     ForkBody,
     ForkEntry,
@@ -35,14 +35,12 @@ from greenroom.errors import (
     UnknownSnapshot,
     UnknownTemplate,
 )
-from greenroom.wire import logs
-from greenroom.wire.messages import Fork, ForkRequest, PauseRequest, SnapshotRequest
+from greenroom.wire.messages import MOST_FORKS, Fork, ForkRequest, PauseRequest, SnapshotRequest
 from greenroom.wire.serving import json_response
 
 if TYPE_CHECKING:
     from greenroom.api.e2b.routes import Dialect
 
-MOST_FORKS = 20
 _NAME = re.compile(r"[a-z0-9_-]{1,128}(?::[a-z0-9_.-]{1,128})?")
 _NO_CONTENT = 204
 
@@ -59,9 +57,8 @@ class Suspending:
     async def _mine(self, request: Request) -> tuple[str, str]:
         """Owner and sandbox id of a request. Raises UnknownSandbox for somebody else's."""
         owner = await self._keys.owner_of(request)
-        sandbox_id = str(request.path_params["id"]).partition("-")[0]
+        sandbox_id = sandbox_id_of(request)
         await self._dialect.check_owner(owner, sandbox_id)
-        logs.about(sandbox_id)
         return owner, sandbox_id
 
     async def pause(self, request: Request) -> Response:
