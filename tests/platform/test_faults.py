@@ -15,7 +15,7 @@ from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
 from greenroom.config import default_cache_dir
-from tests.support.platform import Platform, until
+from tests.support.platform import Platform, answers, until
 
 pytestmark = [pytest.mark.vm, pytest.mark.fault]
 
@@ -98,13 +98,6 @@ def test_an_agent_that_is_killed_comes_back_and_asks_for_the_same_token(sdk: Pla
         until(lambda: answers(box))
         assert box.files.read("kept") == "kept"
         assert box.commands.run("hostname").stdout.strip() == box.sandbox_id
-
-
-def answers(box: Sandbox) -> bool:
-    try:
-        return box.commands.run("true", request_timeout=5).exit_code == 0
-    except SandboxException:
-        return False
 
 
 def test_a_frozen_vm_does_not_hold_up_others_and_can_be_killed(sdk: Platform) -> None:

@@ -13,7 +13,7 @@ from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
 from greenroom.runtime.cgroups import Cgroups
-from tests.support.platform import Platform, until
+from tests.support.platform import Platform, answers, until
 
 pytestmark = [pytest.mark.vm, pytest.mark.fault]
 
@@ -69,14 +69,6 @@ def test_down_twice_and_down_of_nothing_are_fine(fresh: Platform, tmp_path: Path
     assert Platform(tmp_path / "never-was").down().returncode == 0
 
 
-def reached(box: Sandbox) -> bool:
-    """The sandbox answers. The entry learns a node's new address a moment after the node is ready."""
-    try:
-        return box.commands.run("true", request_timeout=10).exit_code == 0
-    except Exception:
-        return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "upgraded"])
 def test_a_node_that_comes_back_has_kept_its_sandboxes(fresh: Platform, number: signal.Signals) -> None:
     box = Sandbox.create(timeout=300)
@@ -84,12 +76,9 @@ def test_a_node_that_comes_back_has_kept_its_sandboxes(fresh: Platform, number: 
     box.commands.run("sleep 4711", background=True)
     # One that is still being made is nobody's yet, and is not taken over.
     until(lambda: len(fresh.vm_pids()) == len(list(fresh.state.glob("node-0/vms/*/vm.json"))) == 3)
-    before, old_pid = fresh.vm_pids(), fresh.pid("node-0")
-    assert old_pid is not None
-    os.kill(old_pid, number)
-    until(lambda: fresh.pid("node-0") not in (old_pid, None) and fresh.status()["state"] == "up")
+    before = fresh.vm_pids()
+    fresh.strike("node-0", box, number=number)
     assert before <= fresh.vm_pids()
-    until(lambda: reached(box))
     assert box.files.read("note") == "from before"
     assert "sleep 4711" in box.commands.run("pgrep -fa 'sleep 4711'").stdout
     assert [item.sandbox_id for item in Sandbox.list().next_items()] == [box.sandbox_id]
@@ -103,10 +92,7 @@ def test_a_node_that_comes_back_has_kept_its_sandboxes(fresh: Platform, number: 
 def test_a_time_out_that_passes_while_the_node_is_away_is_kept(fresh: Platform) -> None:
     box = Sandbox.create(timeout=300)
     box.set_timeout(1)
-    old = fresh.pid("node-0")
-    assert old is not None
-    os.kill(old, signal.SIGKILL)
-    until(lambda: fresh.pid("node-0") not in (old, None) and fresh.status()["state"] == "up")
+    fresh.strike("node-0")
     until(lambda: not box.is_running())
     with pytest.raises(SandboxException):
         box.commands.run("true")
@@ -122,7 +108,7 @@ def test_the_next_up_adopts_what_a_killed_supervisor_left(fresh: Platform) -> No
     again = Sandbox.connect(
         box.sandbox_id, api_url=fresh.env()["E2B_API_URL"], sandbox_url=fresh.env()["E2B_API_URL"]
     )
-    until(lambda: reached(again))
+    until(lambda: answers(again))
 
 
 ALL = ["supervisor", "node-0", "proxy-0", "api-0", "master-0"]
@@ -156,12 +142,8 @@ def test_the_stock_goes_with_its_node(stocked: None, fresh: Platform, number: si
     box = Sandbox.create(timeout=300)
     # One sandbox, two members, two waiting.
     until(lambda: len(fresh.vm_pids()) >= 5)
-    old = fresh.pid("node-0")
-    assert old is not None
     if number is not None:
-        os.kill(old, number)
-        until(lambda: fresh.pid("node-0") not in (old, None) and fresh.status()["state"] == "up")
-        until(lambda: reached(box))
+        fresh.strike("node-0", box, number=number)
         until(lambda: len(fresh.vm_pids()) == 5)
     fresh.down()
     assert fresh.leftovers() == {}

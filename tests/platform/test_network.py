@@ -337,10 +337,8 @@ def test_a_node_that_is_killed_gives_its_sandboxes_their_way_out_back(
     rules = {"allow_out": [internet.two], "deny_out": [ALL]}
     with Sandbox.create(timeout=300) as open_box, Sandbox.create(timeout=300) as box:
         box.update_network(rules)
-        node, egress = world.pid("node-0"), egress_pids(world)
-        assert node is not None
-        os.kill(node, signal.SIGKILL)
-        until_true(lambda: world.pid("node-0") not in (None, node))
+        egress = egress_pids(world)
+        world.strike("node-0", open_box, box)
         until_true(lambda: all(pid not in egress for pid in egress_pids(world)) and egress_pids(world))
         until_true(lambda: get(open_box, f"http://{internet.one}/").startswith("{"))
         until_true(lambda: get(box, f"http://{internet.two}/").startswith("{"))

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 from e2b import Sandbox, SandboxState
-from e2b.exceptions import SandboxException
 
 from tests.support.platform import Platform, until
 
@@ -142,18 +141,7 @@ def test_paused_sandboxes_and_snapshots_outlive_the_node(sdk: Platform) -> None:
     awake.files.write("kept", "awake")
     taken = awake.create_snapshot()
     assert asleep.pause() is True
-    pid = sdk.pid("node-0")
-    assert pid is not None
-    sdk.kill(pid)
-    until(lambda: sdk.pid("node-0") not in (None, pid))
-
-    def answers() -> bool:
-        try:
-            return awake.files.read("kept", request_timeout=5) == "awake"
-        except SandboxException:
-            return False
-
-    until(answers)
+    sdk.strike("node-0", awake)
     # The VM that was adopted is saved as well as any other.
     assert awake.pause() is True
     for box, text in ((asleep, "asleep"), (awake, "awake")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from e2b import Sandbox
 
 from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.namespaces import listing
@@ -38,6 +40,14 @@ def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come to pass in time"
         time.sleep(0.05)
+
+
+def answers(box: Sandbox) -> bool:
+    """Whether the sandbox can be reached, through the entry, its node and the relay."""
+    try:
+        return box.commands.run("true", request_timeout=10).exit_code == 0
+    except Exception:
+        return False
 
 
 class Platform:
@@ -85,6 +95,19 @@ class Platform:
         """Process id of a role; None while it is not running."""
         found = self.role(role)["pid"]
         return None if found is None else int(found)
+
+    def strike(self, role: str, *boxes: Sandbox, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a role a signal; return when its successor is up and these sandboxes can be reached again.
+
+        A new process is not yet one that can be reached: the entry learns a node's new address a moment after the
+        node is ready.
+        """
+        old = self.pid(role)
+        assert old is not None
+        os.kill(old, number)
+        until(lambda: self.pid(role) not in (old, None) and self.status()["state"] == "up")
+        for box in boxes:
+            until(lambda box=box: answers(box))  # type: ignore[misc]
 
     def kill(self, pid: int) -> None:
         """End one of its processes by SIGKILL, and wait until it is gone."""
