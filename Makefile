@@ -81,7 +81,7 @@ bench: ## measure all there is (about 30 minutes; QUICK=1 for a look), JSON in b
 faults: setup ## kill the node 100 times under load and look for what is lost, doubled or left (about 15 minutes)
 	@$(BIN)/greenroom bench faults --kills 100 --out bench-results/faults
 
-compat: dev ## the E2B SDK's own tests, SDK=PATH of its checkout; writes docs/compatibility.md (about half an hour)
+compat: dev ## the E2B SDK's own tests, SDK=PATH of its checkout; writes docs/compatibility.md (about ten minutes)
 	@test -n "$(SDK)" || { echo 'make compat SDK=PATH: a checkout of github.com/e2b-dev/E2B is needed' >&2; exit 2; }
 	@mkdir -p $(RESULTS)
 	@$(BIN)/python compat/run.py --sdk "$(SDK)" --also 2.63.0 --out docs/compatibility.md \

@@ -19,6 +19,7 @@ import datetime
 import fnmatch
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,14 @@ def greenroom(state: Path, *arguments: str) -> str:
     """Run the command line of this checkout."""
     command = [sys.executable, "-m", "greenroom.cli.main", "--state-dir", str(state), *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@contextlib.contextmanager
+def alone(tree: Path) -> Iterator[Path]:
+    """The tree without its own SDK, whose folder would come before the one that is installed."""
+    with tempfile.TemporaryDirectory(prefix="greenroom-compat-") as directory:
+        shutil.copytree(tree, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("e2b", "e2b_*"))
+        yield Path(directory)
 
 
 @contextlib.contextmanager
@@ -228,8 +237,9 @@ def main() -> int:
     )
     for sdk, name in sdks:
         python = environment(sdk, name)
-        with platform(["--warm", str(arguments.warm), *arguments.up.split()]) as variables:
-            rows = run_tests(python, tree, variables, selection)
+        options = ["--warm", str(arguments.warm), *arguments.up.split()]
+        with alone(tree) as tests, platform(options) as variables:
+            rows = run_tests(python, tests, variables, selection)
         version = version_of(python)
         results[version] = [row for row in rows if row["test"] in wanted]
         if not arguments.only:

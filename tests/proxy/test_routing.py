@@ -58,6 +58,20 @@ async def test_host_names_and_headers_lead_to_the_sandbox(tmp_path: Path) -> Non
             assert headers_of(body)["host"] == host
 
 
+async def test_servers_in_sandboxes_see_header_names_as_people_write_them(tmp_path: Path) -> None:
+    async with (
+        staged(tmp_path) as stage,
+        stage.node("aaaa") as directory,
+        guest_listening(directory.add(ID), 8000, echo),
+    ):
+        proxy = await stage.start()
+        host = f"8000-{ID}.sbx.example.test"
+        _, body = await ask(proxy, "/", host, "x-own-NAME: kept", "accept-language: en")
+        names = [line.partition(": ")[0] for line in body.decode().split("\r\n")[1:-2]]
+        assert {"Host", "X-Own-Name", "Accept-Language", "X-Forwarded-For"} <= set(names)
+        assert [name for name in names if name != name.title()] == []
+
+
 async def test_everything_else_goes_to_the_api(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         proxy = await stage.start()

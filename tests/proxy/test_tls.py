@@ -92,8 +92,8 @@ async def test_names_lead_to_sandboxes_and_the_api_and_the_certificate_is_for_al
                 assert answer.status_code == 200, answer.text
                 assert answer.http_version == {1: "HTTP/1.1", 2: "HTTP/2"}[version]
                 assert answer.text.startswith("GET /where?x=1 HTTP/1.1\r\n")
-                assert f"host: {host}\r\n" in answer.text
-                assert "x-forwarded-proto: https\r\n" in answer.text
+                assert f"Host: {host}\r\n" in answer.text
+                assert "X-Forwarded-Proto: https\r\n" in answer.text
             answer = await client.get(**at(proxy, f"api.{DOMAIN}"))
             assert answer.json()["api"] == "api-0"
 

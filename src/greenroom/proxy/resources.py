@@ -377,7 +377,13 @@ def _http_1(common: Document) -> Document:
             "max_response_headers_kb": HEADERS_KIB,
             **common,
         },
-        "explicit_http_config": {"http_protocol_options": {}},
+        "explicit_http_config": {
+            "http_protocol_options": {
+                # Servers in sandboxes see `Host`, as behind E2B's proxies, not Envoy's `host`: names of HTTP/1 fields
+                # have no case, but not everything that people run knows that.
+                "header_key_format": {"proper_case_words": {}}
+            }
+        },
     }
 
 
