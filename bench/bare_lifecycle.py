@@ -3,9 +3,10 @@
 
 The steps are Greenroom's, with what they cannot do without: stop, the devices' state to a file, the pages that the VM
 has changed (found and read by the same two system calls) to another with fsync, a copy of its disk, cont; and back:
-the golden's RAM copied to a memfd, the pages laid over, a QEMU with the same arguments, its state, cont, the agent's
-`GET /health`. There are no slots, owner records, cgroups, uids, journal, digests, manifest or identity, and the taps
-and namespaces that guests of one address need were all made before. So the ratio of the two is what those cost.
+the golden's RAM copied to a memfd, the pages laid over, a QEMU with the same arguments, its state, cont, and `POST
+/init`, by which the guest gets entropy, the time, a name and a token. There are no slots, owner records, cgroups,
+uids, journal, digests, manifest or measured clock, and the taps and namespaces that guests of one address need were
+all made before. So the ratio of the two is what those cost.
 
     .venv/bin/python bench/bare_lifecycle.py [--rounds 3] [--dirty 64] [--forks 4] [--memory 256] [--json]
 
@@ -22,6 +23,7 @@ import contextlib
 import http.client
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -31,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,6 +50,8 @@ from greenroom.runtime.guestclient import AGENT_PORT
 
 DEADLINE = 120.0
 """Seconds for one answer of a QEMU or a guest."""
+CONTROL = secrets.token_hex(20)
+"""What the guests know this script by."""
 
 
 class Place:
@@ -85,6 +89,7 @@ class Vm:
         self._link = socket.socket(socket.AF_UNIX)
         self._link.settimeout(DEADLINE)
         self._answers: BinaryIO = self._link.makefile("rb")
+        self._token = ""
 
     def connect(self, path: Path) -> None:
         self._link.connect(str(path))
@@ -114,13 +119,19 @@ class Vm:
                 raise RuntimeError(f"loading the state: {status}")
             time.sleep(0.001)
 
-    def healthy(self) -> None:
-        """Return when the agent has answered."""
+    def introduce(self) -> None:
+        """Give the guest its identity; return when the agent has answered."""
         end = time.monotonic() + DEADLINE
         while True:
             try:
                 with contextlib.closing(self.place.connect(5.0)) as sock:
-                    sock.sendall(b"GET /health HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n")
+                    fields = identity()
+                    self._token, body = fields["accessToken"], json.dumps(fields).encode()
+                    head = (
+                        "POST /init HTTP/1.1\r\nHost: guest\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                        f"X-Greenroom-Control: {CONTROL}\r\nContent-Length: {len(body)}\r\n\r\n"
+                    )
+                    sock.sendall(head.encode() + body)
                     if sock.recv(4096).split(b" ", 2)[1].startswith(b"2"):
                         return
             except (OSError, IndexError):
@@ -134,7 +145,11 @@ class Vm:
         link = http.client.HTTPConnection("guest")
         link.sock = self.place.connect(DEADLINE)
         with contextlib.closing(link):
-            headers = {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"}
+            headers = {
+                "Content-Type": "application/connect+json",
+                "Connect-Protocol-Version": "1",
+                "X-Access-Token": self._token,
+            }
             frame = struct.pack(">BI", 0, len(asked)) + asked.encode()
             link.request("POST", "/process.Process/Start", frame, headers)
             stream = link.getresponse().read()
@@ -169,12 +184,30 @@ class Saved:
             path.unlink(missing_ok=True)
 
 
-def written(path: Path, data: bytes | memoryview) -> None:
+def identity() -> dict[str, Any]:
+    """The body of `POST /init`: what Greenroom tells a guest before anyone can reach it (`guestclient.introduce`)."""
+    name = f"bare{secrets.token_hex(8)}"
+    return {
+        "entropy": base64.b64encode(os.urandom(64)).decode(),
+        "timestampNs": time.time_ns(),
+        "machineId": secrets.token_hex(16),
+        "hostname": name,
+        "sandboxId": name,
+        "templateId": "base",
+        "envVars": {},
+        "accessToken": secrets.token_hex(20),
+        "controlToken": CONTROL,
+    }
+
+
+def written(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """A file that is on the disk for good."""
     with open(path, "wb", buffering=0) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
+        for chunk in chunks:
+            with memoryview(chunk) as rest:
+                done = 0
+                while done < len(rest):
+                    done += file.write(rest[done:])
         os.fsync(file.fileno())
 
 
@@ -266,11 +299,10 @@ class Bare:
         buffer = pagemap.Buffer(saved.bytes)
         try:
             buffer.read(vm.process.pid, ram, runs)
-            with buffer.view(0, saved.bytes) as view:
-                written(saved.ram, view)
+            written(saved.ram, buffer.views(0, saved.bytes))
         finally:
             buffer.close()
-        written(saved.index, pages.encode(runs))
+        written(saved.index, [pages.encode(runs)])
         if goes_on:
             shutil.copyfile(vm.overlay, saved.overlay)
         else:
@@ -285,7 +317,7 @@ class Bare:
         fd = memory.copy(self._loaded.ram, "bare-lifecycle")
         runs = pages.decode(saved.index.read_bytes(), self._size // pages.PAGE)
         with open(saved.ram, "rb", buffering=0) as file:
-            pages.lay(fd, runs, iter(lambda: file.read(1 << 20), b""))
+            pages.lay(fd, runs, file.fileno())
         return fd
 
     def _restore(self, saved: Saved, ram: int, overlay: Path) -> Vm:
@@ -309,7 +341,7 @@ class Bare:
     def begin(self) -> None:
         self._vm = self._from_golden()
         self._vm.ask("cont")
-        self._vm.healthy()
+        self._vm.introduce()
 
     @property
     def _parent(self) -> Vm:
@@ -346,7 +378,7 @@ class Bare:
         finally:
             os.close(ram)
         vm.ask("cont")
-        vm.healthy()
+        vm.introduce()
         took = (time.perf_counter() - began) * 1000
         self._check(vm)
         self._end(vm)
@@ -362,7 +394,7 @@ class Bare:
             paused = self._pss(vms)
             for vm in vms:
                 vm.ask("cont")
-                vm.healthy()
+                vm.introduce()
                 vm.ask("stop")
             answered = self._pss(vms)
         finally:
@@ -385,7 +417,7 @@ class Bare:
             try:
                 vm = self._child(saved, ram, number)
                 vm.ask("cont")
-                vm.healthy()
+                vm.introduce()
                 vms.append(vm)
             except BaseException as error:  # raised below
                 failures.append(error)
@@ -426,7 +458,7 @@ class Bare:
         finally:
             os.close(ram)
         self._vm.ask("cont")
-        self._vm.healthy()
+        self._vm.introduce()
         took = (time.perf_counter() - began) * 1000
         self._check(self._vm)
         return {"ms": took, "answer_ms": took}

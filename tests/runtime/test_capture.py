@@ -82,7 +82,7 @@ async def test_children_go_on_where_their_parent_was_and_nobody_sees_another(
         assert (snapshot.kind, snapshot.template, snapshot.golden) == ("full", "base", golden.digest)
         assert result.pause_ms > 0
         assert set(result.stages) == {
-            "prepare", "stop", "state", "scan", "read", "freeze", "cont", "write", "publish",
+            "prepare", "stop", "state", "scan", "read", "freeze", "cont", "retire", "write", "layers", "publish",
         }  # fmt: skip
         await sh(parent, "echo after > /root/disk; echo parent > /root/own; sync", token="t")
         after = await count_of(parent, token="t")
@@ -370,7 +370,7 @@ async def main():
 
     QemuVm.execute = execute
     for owner, names in (
-        (Store, ("begin",)), (Draft, ("_put", "take", "publish")), (Slot, ("begin_pause", "end_pause")),
+        (Store, ("begin",)), (Draft, ("write", "take", "publish")), (Slot, ("begin_pause", "end_pause")),
         (disks, ("_make",)), (os, ("fsync",)),
     ):
         for name in names:

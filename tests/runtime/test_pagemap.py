@@ -8,6 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,21 @@ def test_without_the_scan_the_plain_map_is_read(monkeypatch: pytest.MonkeyPatch)
     assert single(pagemap.private_runs(os.getpid(), clone.ram)) == single(expected) == written
 
 
+def test_a_buffer_is_there_before_it_is_used() -> None:
+    before = resident()
+    buffer = Buffer(64 << 20, populate=True)
+    try:
+        assert resident() - before > 60 << 20
+    finally:
+        buffer.close()
+
+
+def resident() -> int:
+    """Bytes of this process's own memory that are present."""
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * PAGE
+
+
 def test_pages_are_read_in_order() -> None:
     written = sorted({number * 7919 % (SIZE // PAGE) for number in range(3000)})
     clone = Clone(written, range(0))
@@ -84,9 +100,15 @@ def test_pages_are_read_in_order() -> None:
         buffer = Buffer(pages.total(runs) * PAGE, populate=True)
         buffer.read(os.getpid(), clone.ram, runs)
         for place, number in enumerate(written):
-            with buffer.view(place * PAGE, PAGE) as view:
+            for view in buffer.views(place * PAGE, PAGE):
                 assert bytes(view) == clone.map[number * PAGE : (number + 1) * PAGE]
                 assert int.from_bytes(view[:8], "big") == number
+                view.release()
+        chunks = [bytes(view) for view in buffer.views(PAGE, len(buffer) - PAGE)]
+        assert b"".join(chunks) == b"".join(
+            clone.map[number * PAGE : (number + 1) * PAGE] for number in written[1:]
+        )
+        assert max(map(len, chunks)) <= 1 << 20
     finally:
         buffer.close()
 
@@ -111,17 +133,18 @@ def test_another_process_is_read_and_one_that_ended_is_an_error() -> None:
         buffer = Buffer(PAGE)
         try:
             buffer.read(other.pid, ram, [Run(7, 1)])
-            with buffer.view(0, 5) as view:
-                assert bytes(view) == b"seven"
+            assert [bytes(view) for view in buffer.views(0, 5)] == [b"seven"]
             fd = ram.open(other.pid)
             assert os.pread(fd, 5, 7 * PAGE) == b"\0" * 5
             os.close(fd)
             other.stdin.close()
             other.wait()
-            with pytest.raises(RuntimeFailure, match="ended"):
+            with pytest.raises(RuntimeFailure, match="ended") as caught:
                 buffer.read(other.pid, ram, [Run(7, 1)])
         finally:
             buffer.close()
+        # It could be closed while somebody looked at the error.
+        assert caught.value.__traceback__ is not None
 
 
 def test_ram_of_another_size_is_not_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +43,17 @@ def test_laid_over_is_what_a_dictionary_gives(lower: set[int], upper: set[int]) 
     }
     assert list(seen) == sorted(lower | upper)
     assert seen == {number: (number in upper, number) for number in lower | upper}
+
+
+@given(numbers, numbers)
+def test_packed_together_is_the_same_content_in_fewer_pieces(lower: set[int], upper: set[int]) -> None:
+    def content(pieces: Iterable[Piece]) -> list[tuple[bool, int]]:
+        return [(piece.upper, piece.offset + step) for piece in pieces for step in range(piece.length)]
+
+    merged = pages.laid(runs_of(lower), runs_of(upper))
+    packed = list(pages.packed_together(merged))
+    assert content(packed) == content(merged)
+    assert len([piece for piece in packed if piece.upper]) <= len(lower) + 1
 
 
 def test_pages_of_the_upper_list_win_at_the_same_place() -> None:
@@ -98,8 +110,11 @@ def test_ram_is_its_golden_with_the_pages_that_differ_laid_over(
         packed = b"".join(chunk for run in runs for chunk in pages.content(ram, run))
         again = memory.copy(golden, "again")
         try:
-            # In pieces that fit no page, as a reader of a file may give them.
-            pages.lay(again, runs, (packed[at : at + 3000] for at in range(0, len(packed), 3000)))
+            file = filled_with(packed)
+            try:
+                pages.lay(again, runs, file)
+            finally:
+                os.close(file)
             assert os.pread(again, TOTAL * PAGE, 0) == os.pread(ram, TOTAL * PAGE, 0)
         finally:
             os.close(again)
@@ -111,12 +126,20 @@ def test_ram_is_its_golden_with_the_pages_that_differ_laid_over(
 
 @pytest.mark.parametrize(("given", "says"), [(PAGE - 1, "missing"), (PAGE + 1, "more pages")])
 def test_too_few_or_too_many_pages_are_noticed(given: int, says: str) -> None:
-    ram = memory.new("ram", TOTAL * PAGE)
+    ram, packed = memory.new("ram", TOTAL * PAGE), filled_with(b"x" * given)
     try:
         with pytest.raises(ValueError, match=says):
-            pages.lay(ram, [Run(1, 1)], iter([b"x" * given]))
+            pages.lay(ram, [Run(1, 1)], packed)
     finally:
         os.close(ram)
+        os.close(packed)
+
+
+def filled_with(content: bytes) -> int:
+    """A file with this content; the caller closes it."""
+    fd = os.memfd_create("packed")
+    os.write(fd, content)
+    return fd
 
 
 def test_ram_of_another_size_is_not_compared() -> None:

@@ -42,9 +42,9 @@ def manifest_of(draft: Draft) -> Manifest:
     )
 
 
-def fill(store: Store, layer: Path, name: str = "one") -> Manifest:
+def fill(store: Store, layer: Path, name: str = "one", *, durable: bool = True) -> Manifest:
     """Make a whole snapshot as `capture` does."""
-    draft = store.begin(name)
+    draft = store.begin(name, durable=durable)
     try:
         for part, content in FILES.items():
             draft.write(part, [content[:1000], memoryview(content)[1000:]])
@@ -73,6 +73,9 @@ def whole(store: Store, name: str = "one") -> bool:
     manifest = store.manifest(name)
     for part, content in FILES.items():
         assert b"".join(store.read(manifest, part)) == content
+        fd = store.open(manifest, part)
+        assert os.pread(fd, len(content) + 1, 0) == content
+        os.close(fd)
     for fd in store.open_layers(manifest):
         os.close(fd)
     return True
@@ -124,8 +127,10 @@ def test_the_owner_record_comes_before_all_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [*FILES, "layer-1", "manifest.json"])
 @pytest.mark.parametrize("how", ["flipped", "short", "long", "gone"])
-def test_any_damage_is_noticed(tmp_path: Path, layer: Path, part: str, how: str) -> None:
-    fill(Store(tmp_path, "tag"), layer)
+@pytest.mark.parametrize("run", ["the same", "another"])
+def test_any_damage_is_noticed(tmp_path: Path, layer: Path, part: str, how: str, run: str) -> None:
+    store = Store(tmp_path, "tag")
+    fill(store, layer)
     path = tmp_path / "snapshots" / "one" / part
     content = path.read_bytes()
     if how in ("flipped", "short") and not content:
@@ -142,7 +147,7 @@ def test_any_damage_is_noticed(tmp_path: Path, layer: Path, part: str, how: str)
         case "gone":
             path.unlink()
     with pytest.raises(SnapshotDamaged, match=r"one cannot be used.*delete it"):
-        whole(Store(tmp_path, "tag"))
+        whole(store if run == "the same" else Store(tmp_path, "tag"))
 
 
 def test_a_manifest_under_another_name_is_refused(tmp_path: Path, layer: Path) -> None:
@@ -171,6 +176,31 @@ def test_a_layer_without_a_name_or_that_may_be_written_is_copied(tmp_path: Path,
     assert draft.parts["layer-1"] == draft.parts["layer-2"]
 
 
+def test_what_is_to_be_durable_is_flushed_before_it_has_its_name(
+    tmp_path: Path, layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted(fd: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        fsync(fd)
+
+    def named(path: Path, target: Path) -> Path:
+        flushed.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", named)
+    store = Store(tmp_path, "tag")
+    fill(store, layer)
+    assert flushed == [*FILES, "layer-1", "manifest.json", ".making-one", "renamed", "snapshots"]
+    flushed.clear()
+    fill(store, layer, "two", durable=False)
+    assert flushed == ["renamed"]
+    assert whole(store, "two")
+
+
 def test_a_layer_is_read_once_while_it_stays_as_it_is(tmp_path: Path, layer: Path) -> None:
     store = Store(tmp_path, "tag")
     manifest = fill(store, layer)
@@ -197,7 +227,7 @@ def counted(plain):
         return plain(*arguments, **options)
     return call
 
-for name in ("open", "write", "fsync", "mkdir", "rename", "link", "chmod", "unlink"):
+for name in ("open", "writev", "fsync", "mkdir", "rename", "link", "chmod", "unlink"):
     setattr(os, name, counted(getattr(os, name)))
 tests.fill(Store(home, "tag"), layer)
 print(count)

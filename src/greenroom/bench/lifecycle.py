@@ -498,8 +498,8 @@ def notes(report: LifecycleReport) -> list[str]:
     made = [
         f"{plan.rounds} rounds of one VM for each side, turn by turn; {plan.dirty_mib} MiB of random bytes in "
         "the guest's tmpfs, which a VM has beside the pages that its system changed",
-        "Greenroom's side is a node without HTTP: the end of a call is with identity, clock and journal; the first "
-        "answer is that to the identity, of the script that to GET /health",
+        "Greenroom's side is a node without HTTP: the end of a call is with measured clock and journal; the first "
+        "answer of a guest is that to its identity, on both sides",
     ]
     if not report.ratios:
         made.append("not run from a checkout: no bare script to compare with")

@@ -119,9 +119,9 @@ class TimedRuntime(StagedRuntime):
         self._mark("introduce", began, answered=began + reading.answer_s)
         return reading
 
-    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True, durable: bool = True) -> CaptureResult:
         began = time.perf_counter()
-        result = await super().capture(vm, name, memory=memory)
+        result = await super().capture(vm, name, memory=memory, durable=durable)
         self._mark("capture", began, captured=result)
         return result
 

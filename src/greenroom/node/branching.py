@@ -95,7 +95,8 @@ class Branching:
             raise BadRequest(f"count: 1 to {MOST_FORKS} forks can be made at once")
         live = await self._running(sandbox_id)
         name = f"fork-{sandbox_id}-{secrets.token_hex(4)}"
-        captured = await self._capture(live, name, memory=True)
+        # It lives as long as this call: nothing of it needs to be on the disk for good.
+        captured = await self._capture(live, name, memory=True, durable=False)
         sandbox, inner = live.sandbox, live.inner
 
         async def source() -> Snapshot:
@@ -149,7 +150,7 @@ class Branching:
             raise BadRequest(f"sandbox {sandbox_id} is paused; resume it first")
         return live
 
-    async def _capture(self, live: Live, name: str, *, memory: bool) -> Snapshot:
+    async def _capture(self, live: Live, name: str, *, memory: bool, durable: bool = True) -> Snapshot:
         async with live.capturing:
             vm = live.vm
             if vm is None or live.ending:
@@ -157,7 +158,7 @@ class Branching:
             try:
                 if not memory:
                     await self._keeper.sync(live)
-                result = await self._runtime.capture(vm, name, memory=memory)
+                result = await self._runtime.capture(vm, name, memory=memory, durable=durable)
             except GreenroomError:
                 if live.ending:
                     raise unknown(live.sandbox_id) from None

@@ -34,6 +34,7 @@ from greenroom.runtime.slots import Origin
 from greenroom.runtime.snapshots import Draft, Manifest, Store, no_room
 from greenroom.runtime.threads import in_own_thread
 from greenroom.runtime.vm import QemuVm
+from greenroom.runtime.writing import Chunk
 from greenroom.wire.tasks import spawn
 
 _MARGIN = 64 << 20
@@ -89,7 +90,7 @@ class _Frozen:
             self.buffer.close()
             self.buffer = None
 
-    def packed(self, ground: Ground) -> tuple[list[Run], Iterator[bytes | memoryview]]:
+    def packed(self, ground: Ground) -> tuple[list[Run], Iterator[Chunk]]:
         """The pages that differ from the golden's, and their content in the same order."""
         assert self.base is not None  # noqa: S101
         base, buffer = self.base, self.buffer
@@ -98,13 +99,12 @@ class _Frozen:
             lower = pages.differing(base, ground.golden_ram)
         merged = pages.laid(lower, self.runs)
 
-        def content() -> Iterator[bytes | memoryview]:
-            for piece in merged:
+        def content() -> Iterator[Chunk]:
+            for piece in pages.packed_together(merged):
                 if not piece.upper:
                     yield from pages.content(base, Run(piece.first, piece.length))
                 elif buffer is not None:
-                    with buffer.view(piece.offset * PAGE, piece.length * PAGE) as view:
-                        yield view
+                    yield from buffer.views(piece.offset * PAGE, piece.length * PAGE)
 
         return pages.joined(Run(piece.first, piece.length) for piece in merged), content()
 
@@ -116,6 +116,7 @@ async def capture(
     ground: Ground,
     *,
     with_memory: bool,
+    durable: bool,
     blank: Path,
     flatten_deadline: float,
 ) -> CaptureResult:
@@ -124,7 +125,7 @@ async def capture(
     Once begun it goes on to its end: a cancellation is heeded then, and the snapshot deleted again.
     """
     task = spawn(
-        _capture(vm, store, name, ground, with_memory, blank, flatten_deadline), f"capture {vm.name}"
+        _capture(vm, store, name, ground, with_memory, durable, blank, flatten_deadline), f"capture {vm.name}"
     )
     try:
         return await asyncio.shield(task)
@@ -141,6 +142,7 @@ async def _capture(
     name: str,
     ground: Ground,
     with_memory: bool,
+    durable: bool,
     blank: Path,
     flatten_deadline: float,
 ) -> CaptureResult:
@@ -154,7 +156,7 @@ async def _capture(
             if status not in ("running", "paused"):
                 raise RuntimeFailure(f"a VM whose state is {status!r} cannot be captured; try again later")
             try:
-                draft = await asyncio.to_thread(store.begin, name)
+                draft = await asyncio.to_thread(lambda: store.begin(name, durable=durable))
             except OSError as error:
                 raise no_room(error) from error
         try:
@@ -168,10 +170,19 @@ async def _capture(
                 with contextlib.suppress(GreenroomError):
                     await clear(vm)
                 raise
-            with stages.timed("write"):
-                files = await _retire(vm, layers)
-                version = qemu_build(await vm.execute("query-version"))
-                await in_own_thread(lambda: _write(draft, vm, frozen, ground, files), f"write {name}")
+            # While the memory is written QEMU gives its right to write the frozen layers up.
+            writing = spawn(
+                in_own_thread(lambda: _write(draft, frozen, ground, stages), f"write {name}"), name
+            )
+            try:
+                with stages.timed("retire"):
+                    files = await _retire(vm, layers)
+                    version = qemu_build(await vm.execute("query-version"))
+            finally:
+                await asyncio.wait({writing})
+            writing.result()
+            with stages.timed("layers"):
+                await in_own_thread(lambda: _take(draft, vm, files), f"take the disk of {name}")
             with stages.timed("publish"):
                 manifest = _manifest(draft, ground, origin, version, with_memory)
                 await in_own_thread(lambda: draft.publish(manifest), f"publish {name}")
@@ -186,18 +197,23 @@ async def _capture(
     return CaptureResult(snapshot=manifest.snapshot, pause_ms=stages.pause_ms, stages=stages.ms)
 
 
-async def clear(vm: QemuVm) -> None:
-    """Remove what a capture that was broken off had given QEMU, and let a guest go on that it had stopped."""
+async def clear(vm: QemuVm) -> disks.Chain:
+    """Remove what a capture that was broken off had given QEMU, and let a guest go on that it had stopped.
+
+    Returns the disk's layers.
+    """
     async with vm.moving:
         if vm.slot.in_pause:
             await vm.execute("cont")
             vm.slot.end_pause()
             vm.state = "running"
-    for stray in (await disks.chain(vm)).strays:
+    chain = await disks.chain(vm)
+    for stray in chain.strays:
         await disks.drop(vm, stray)
     for entry in await vm.execute("query-fdsets"):
         if entry["fdset-id"] >= disks.STATES:
             await vm.execute("remove-fd", {"fdset-id": entry["fdset-id"]})
+    return await disks.chain(vm) if chain.strays else chain
 
 
 async def _prepare(
@@ -210,8 +226,7 @@ async def _prepare(
     flatten_deadline: float,
 ) -> int:
     """All that can be done while the guest runs; returns the number of the layer that waits to be put on top."""
-    await clear(vm)
-    chain = await disks.chain(vm)
+    chain = await clear(vm)
     if len(chain.layers) > disks.LAYERS_MAX:
         await disks.flatten(vm, chain, flatten_deadline)
         chain = await disks.chain(vm)
@@ -229,9 +244,9 @@ async def _prepare(
         expected = 0
         if with_memory:
             ram = pagemap.guest_ram(pid, size)
-            # While the guest runs this is only nearly right; a quarter more for what it writes until it stops.
+            # While the guest runs this is only nearly right; an eighth more for what it writes until it stops.
             changed = pages.total(pagemap.private_runs(pid, ram)) * PAGE
-            expected = size if ram.shared else min(size, changed + changed // 4 + (4 << 20))
+            expected = size if ram.shared else min(size, changed + changed // 8 + (4 << 20))
             if psutil.virtual_memory().available < expected + _MARGIN:
                 raise RuntimeFailure(
                     f"the node has no {expected >> 20} MiB of memory free, which a capture needs",
@@ -243,9 +258,13 @@ async def _prepare(
         if with_memory and not ram.shared:
             frozen.buffer = pagemap.Buffer(expected, populate=True)
 
-    await in_own_thread(ready, f"prepare a capture of {vm.name}")
+    adding = spawn(disks.add(vm, chain.free, blank), f"add a layer to {vm.name}")
     try:
-        await disks.add(vm, chain.free, blank)
+        try:
+            await in_own_thread(ready, f"prepare a capture of {vm.name}")
+        finally:
+            await asyncio.wait({adding})
+        adding.result()
     except BaseException:
         with contextlib.suppress(GreenroomError):
             await clear(vm)
@@ -337,15 +356,21 @@ async def _retire(vm: QemuVm, layers: Sequence[int]) -> list[int]:
     return [fds[number] for number in layers]
 
 
-def _write(draft: Draft, vm: QemuVm, frozen: _Frozen, ground: Ground, files: Sequence[int]) -> None:
-    """Write all files but the manifest. Blocks."""
-    draft.write("controls", [msgspec.json.encode([vm.slot.control, *vm.slot.inherited()])])
-    if frozen.state is not None:
+def _write(draft: Draft, frozen: _Frozen, ground: Ground, stages: Stages) -> None:
+    """Write what the VM's memory held. Blocks."""
+    if frozen.state is None:
+        return
+    with stages.timed("write"):
         state = os.fstat(frozen.state).st_size
         draft.write("state", [os.pread(frozen.state, state, 0)])
         runs, content = frozen.packed(ground)
         draft.write("ram.index", [pages.encode(runs)])
         draft.write("ram", content)
+
+
+def _take(draft: Draft, vm: QemuVm, files: Sequence[int]) -> None:
+    """Take the layers of the VM's disk, and what its guest knows its node by. Blocks."""
+    draft.write("controls", [msgspec.json.encode([vm.slot.control, *vm.slot.inherited()])])
     pid = vm.pid or 0
     for place, fd in enumerate(files, start=1):
         path = f"/proc/{pid}/fd/{fd}"

@@ -205,13 +205,13 @@ class Runtime(Protocol):
         None where the engine has no network. Raises RuntimeFailure.
         """
 
-    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True, durable: bool = True) -> CaptureResult:
         """Save a running or paused VM as the snapshot `name`; it then goes on as before.
 
         Memory, devices and disk are those of one instant, for which the guest stands still. Without `memory` only
         the disk is saved, as the guest has written it: sync the guest's file systems first. The snapshot is on disk
-        for good when this returns; whatever goes wrong, there is none and the VM goes on. VMs restored from it
-        have the identity of the captured one until they are introduced.
+        for good when this returns, or, if it is not to be `durable`, until a power cut; whatever goes wrong, there is
+        none and the VM goes on. VMs restored from it have the identity of the captured one until they are introduced.
 
         Raises RuntimeFailure when there is no room for it, the VM ended or the name is taken.
         """

@@ -8,8 +8,10 @@ someone uses it: a VM of this run, or a `hold`. VMs that outlive a run keep it a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -65,17 +67,21 @@ class LoadedSnapshot:
             raise
 
     def _make_ram(self, store: Store, golden: Loaded) -> int:
-        fd = memory.copy(golden.ram, self.name)
-        try:
-            pages.lay(fd, self.runs, store.read(self.manifest, "ram"))
-            memory.seal(fd)
-        except BaseException as error:
-            os.close(fd)
-            if isinstance(error, ValueError):
-                raise SnapshotDamaged(
-                    f"the snapshot {self.manifest.snapshot.name} cannot be used: {error}; delete it"
-                ) from error
-            raise
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(1, "check") as other:
+            # The pages are checked while the golden's are copied.
+            checking = other.submit(store.open, self.manifest, "ram")
+            stack.callback(_close_result, checking)
+            fd = memory.copy(golden.ram, self.name)
+            try:
+                pages.lay(fd, self.runs, checking.result())
+                memory.seal(fd)
+            except BaseException as error:
+                os.close(fd)
+                if isinstance(error, ValueError):
+                    raise SnapshotDamaged(
+                        f"the snapshot {self.manifest.snapshot.name} cannot be used: {error}; delete it"
+                    ) from error
+                raise
         return fd
 
     def open_state(self) -> int:
@@ -100,6 +106,11 @@ class LoadedSnapshot:
         self.backing = self.layers = ()
         for fd in fds:
             os.close(fd)
+
+
+def _close_result(opening: Future[int]) -> None:
+    if opening.exception() is None:
+        os.close(opening.result())
 
 
 def runs_of(store: Store, manifest: Manifest) -> list[Run]:

@@ -9,6 +9,7 @@ The VM must stand still. Needs root (CAP_SYS_PTRACE, CAP_SYS_ADMIN); the VM is n
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -16,7 +17,7 @@ import os
 import re
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
 _REGIONS = 4096
 """Runs taken from one scan."""
 _IOV_MAX = 1024
+_CHUNK = 1 << 20
 _VECTOR = 256
 """Pages in one piece of a read, so that a whole call stays below the 2 GiB that the kernel moves at once."""
 
@@ -130,11 +132,17 @@ def scan_plain(pagemap: int, part: Mapping) -> list[Run]:
 
 
 class Buffer:
-    """Memory of ours that guest pages are read into. With `populate` it is there before the VM must wait for it."""
+    """Memory of ours that guest pages are read into. With `populate` it is there before the VM must wait for it.
+
+    Of small pages: huge ones come from what the host has long had free, and on a host that is itself a VM whose free
+    memory goes back to its own host (free page reporting) that costs 1.5 ms a MiB to have again.
+    """
 
     def __init__(self, size: int, *, populate: bool = False) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (mmap.MAP_POPULATE if populate else 0)
         self._map = mmap.mmap(-1, max(size, PAGE), flags=flags)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
 
     def __len__(self) -> int:
         return len(self._map)
@@ -153,17 +161,19 @@ class Buffer:
                     for page in range(first, first + count, _VECTOR)
                 ]
                 at += 1
-        target = ctypes.c_char.from_buffer(self._map)
+        # The address alone: what is kept of an error must not keep the memory lent, which could not be closed then.
+        target = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         position = 0
         for index in range(0, len(vectors), _IOV_MAX):
             batch = vectors[index : index + _IOV_MAX]
             wanted = sum(length for _, length in batch)
-            _readv(pid, ctypes.addressof(target) + position, batch, wanted)
+            _readv(pid, target + position, batch, wanted)
             position += wanted
 
-    def view(self, offset: int, length: int) -> memoryview:
-        """`length` bytes from `offset` on; release it before `close`."""
-        return memoryview(self._map)[offset : offset + length]
+    def views(self, offset: int, length: int) -> Iterator[memoryview]:
+        """`length` bytes from `offset` on, in chunks of at most 1 MiB; release them before `close`."""
+        for start in range(offset, offset + length, _CHUNK):
+            yield memoryview(self._map)[start : min(start + _CHUNK, offset + length)]
 
     def close(self) -> None:
         self._map.close()

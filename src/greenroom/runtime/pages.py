@@ -85,6 +85,20 @@ def laid(lower: Sequence[Run], upper: Sequence[Run]) -> list[Piece]:
     return pieces
 
 
+def packed_together(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same pages in as few pieces as possible, where it does not matter where in RAM they belong."""
+    last: Piece | None = None
+    for piece in pieces:
+        if last is not None and last.upper and piece.upper and last.offset + last.length == piece.offset:
+            last = last._replace(length=last.length + piece.length)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last
+
+
 def encode(runs: Iterable[Run]) -> bytes:
     """Runs as pairs of little-endian 64-bit numbers."""
     numbers = array("Q", [number for run in runs for number in run])
@@ -137,17 +151,24 @@ def content(ram: int, run: Run) -> Iterator[bytes]:
         position += len(data)
 
 
-def lay(ram: int, runs: Iterable[Run], packed: Iterator[bytes]) -> None:
-    """Write packed pages to their places in a memfd that is not sealed. Raises ValueError when they are too few."""
-    rest = b""
+def lay(ram: int, runs: Iterable[Run], packed: int) -> None:
+    """Write the pages packed in one file to their places in a memfd that is not sealed.
+
+    Raises ValueError when they are not as many as the runs have, OSError.
+    """
+    buffer = memoryview(bytearray(_CHUNK))
+    rest = buffer[:0]
+    read = 0
     for first, count in runs:
         position, end = first * PAGE, (first + count) * PAGE
         while position < end:
             if not rest:
-                rest = next(packed, b"")
+                # Into the same memory each time: what it would cost to have new memory mapped is more than the copy.
+                rest = buffer[: os.preadv(packed, [buffer], read)]
+                read += len(rest)
                 if not rest:
                     raise ValueError("pages are missing")
-            written = os.pwrite(ram, rest[: end - position], position)
-            position, rest = position + written, rest[written:]
-    if rest or next(packed, b""):
+            done = os.pwrite(ram, rest[: end - position], position)
+            position, rest = position + done, rest[done:]
+    if rest or os.pread(packed, 1, read):
         raise ValueError("there are more pages than runs")

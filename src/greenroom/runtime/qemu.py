@@ -265,7 +265,7 @@ class QemuRuntime:
                 raise
         return vm
 
-    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True, durable: bool = True) -> CaptureResult:
         own = self._own(vm)
         origin = own.slot.origin()
         if origin is None:
@@ -285,6 +285,7 @@ class QemuRuntime:
             name,
             await self._loading.ground(origin, golden),
             with_memory=memory,
+            durable=durable,
             blank=goldens.blank_overlay(self._cache, golden.machine.size.disk_mib),
             flatten_deadline=self._settings.boot_deadline,
         )

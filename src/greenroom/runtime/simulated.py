@@ -110,7 +110,7 @@ class SimulatedRuntime:
         self.vms[vm.name] = vm
         return vm
 
-    async def capture(self, vm: Vm, name: str, *, memory: bool = True) -> CaptureResult:
+    async def capture(self, vm: Vm, name: str, *, memory: bool = True, durable: bool = True) -> CaptureResult:
         own = self._own(vm)
         await asyncio.sleep(self.capture_delay)
         if self.fail_captures > 0:

@@ -1,8 +1,9 @@
 """Snapshots on disk: directories `<node home>/snapshots/<name>` that are whole or absent, and stay until deleted.
 
 A snapshot is made as `.making-<name>`, whose owner record is written before anything else of it; every file, then
-the directory is flushed, and one rename publishes it. What a dead node left half made or half removed begins with a
-dot and is swept. `capture` fills it, `loading` makes VMs of it.
+the directory is flushed, and one rename publishes it. One that lives no longer than a fork takes is not flushed.
+What a dead node left half made or half removed begins with a dot and is swept. `capture` fills it, `loading` makes
+VMs of it.
 
     manifest.json   what it was made of and what it consists of, under a digest of its own
     controls        the secrets one of which its guest knows its node by
@@ -32,6 +33,7 @@ from greenroom.images.base import Image
 from greenroom.runtime import disks, memory
 from greenroom.runtime.command import Machine
 from greenroom.runtime.engine import Golden, Snapshot
+from greenroom.runtime.writing import Chunk, flush, written
 
 FORMAT = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -83,30 +85,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class Draft:
     """A snapshot that is being made; `publish` it or `drop` it. Everything here blocks and raises OSError."""
 
-    def __init__(self, store: Store, directory: Path, name: str) -> None:
+    def __init__(self, store: Store, directory: Path, name: str, *, durable: bool) -> None:
         self._store = store
         self._directory = directory
+        self._durable = durable
         self.name = name
         self.parts: dict[str, Part] = {}
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a file and flush it to the disk."""
-        self.parts[name] = self._put(name, chunks)
-
-    def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
-        total, size = hashlib.sha256(), 0
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Write a file; it is on the disk when this returns."""
         fd = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
-            for chunk in chunks:
-                total.update(chunk)
-                size += len(chunk)
-                rest = memoryview(chunk)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            os.fsync(fd)
+            self.parts[name] = Part(*written(fd, chunks, durable=self._durable))
+            self._store.note(fd, self.parts[name])
         finally:
             os.close(fd)
-        return Part(size, total.hexdigest())
 
     def take(self, name: str, source: str, *, link: bool) -> None:
         """Have the file behind `source`, a path below `/proc/<pid>/fd`, by a hard link where that can be, else copied.
@@ -119,7 +112,8 @@ class Draft:
         else:
             self._copy(source, target)
         with open(target, "rb", buffering=0) as file:
-            os.fsync(file.fileno())
+            if self._durable:
+                os.fsync(file.fileno())
             self.parts[name] = self._store.digest(file.fileno())
 
     def _copy(self, source: str, target: Path) -> None:
@@ -135,14 +129,17 @@ class Draft:
             os.close(origin)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make it a snapshot, for good when this returns."""
+        """Make it a snapshot, for good when this returns, unless it is one that need not outlive the host."""
         raw = msgspec.json.encode(manifest)
         sealed = _Sealed(hashlib.sha256(raw).hexdigest(), msgspec.Raw(raw))
-        self._put("manifest.json", [msgspec.json.encode(sealed)])
-        flush(self._directory)
+        (self._directory / "manifest.json").write_bytes(msgspec.json.encode(sealed))
+        if self._durable:
+            flush(self._directory / "manifest.json")
+            flush(self._directory)
         self._directory.rename(self._store.directory / self.name)
         try:
-            flush(self._store.directory)
+            if self._durable:
+                flush(self._store.directory)
         except OSError:
             self._store.remove(self.name)
             raise
@@ -165,8 +162,11 @@ class Store:
         self._seen: dict[tuple[int, int, int, int], Part] = {}
         """Digests of files that this process has read to their end: a large disk is not read for each restore."""
 
-    def begin(self, name: str) -> Draft:
-        """A new draft; its owner record is on disk. Raises BadRequest for a name that cannot be or is taken."""
+    def begin(self, name: str, *, durable: bool = True) -> Draft:
+        """A new draft; its owner record is on disk. Raises BadRequest for a name that cannot be or is taken.
+
+        One that is not `durable` outlives this process but not a power cut.
+        """
         if not _NAME.fullmatch(name):
             raise BadRequest("a snapshot's name has 1 to 63 of a-z, 0-9, '.', '_' and '-', no sign first")
         if name in self.making or (self.directory / name).exists():
@@ -183,7 +183,7 @@ class Store:
             shutil.rmtree(directory, ignore_errors=True)
             self.making.discard(name)
             raise
-        return Draft(self, directory, name)
+        return Draft(self, directory, name, durable=durable)
 
     def manifest(self, name: str) -> Manifest:
         """Raises UnknownSnapshot, SnapshotDamaged."""
@@ -222,36 +222,47 @@ class Store:
         if Part(size, total.hexdigest()) != expected:
             raise _damaged(name, f"its file {part} is not what was written")
 
-    def open_layers(self, manifest: Manifest) -> list[int]:
-        """Descriptors of the disk's layers, checked; the caller closes them."""
+    def open(self, manifest: Manifest, part: str) -> int:
+        """A descriptor of a file that is what was written; the caller closes it. Raises SnapshotDamaged."""
         name = manifest.snapshot.name
+        try:
+            fd = os.open(self.directory / name / part, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if self.digest(fd) != manifest.parts[part]:
+                    raise _damaged(name, f"its file {part} is not what was written")
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            raise _damaged(name, f"its file {part} cannot be read") from error
+        return fd
+
+    def open_layers(self, manifest: Manifest) -> list[int]:
+        """Descriptors of the disk's layers, checked; the caller closes them. Raises SnapshotDamaged."""
         opened: list[int] = []
         try:
-            for layer in manifest.layers:
-                fd = os.open(self.directory / name / layer, os.O_RDONLY | os.O_CLOEXEC)
-                opened.append(fd)
-                if self.digest(fd) != manifest.parts[layer]:
-                    raise _damaged(name, f"its file {layer} is not what was written")
-        except BaseException as error:
+            opened.extend(self.open(manifest, layer) for layer in manifest.layers)
+        except BaseException:
             for fd in opened:
                 os.close(fd)
-            if isinstance(error, OSError):
-                raise _damaged(name, "a layer of its disk cannot be read") from error
             raise
         return opened
 
+    def note(self, fd: int, part: Part) -> None:
+        """Remember the digest of a file that was written to its end just now."""
+        if len(self._seen) >= _SEEN_MAX:
+            self._seen.clear()
+        self._seen[_state_of(fd)] = part
+
     def digest(self, fd: int) -> Part:
         """Size and digest of a file that nobody writes any more; read once while the file is as it was."""
-        file = os.fstat(fd)
-        key = (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns)
+        key = _state_of(fd)
         if key not in self._seen:
             total, position = hashlib.sha256(), 0
             while chunk := os.pread(fd, _CHUNK, position):
                 total.update(chunk)
                 position += len(chunk)
-            if len(self._seen) >= _SEEN_MAX:
-                self._seen.clear()
-            self._seen[key] = Part(position, total.hexdigest())
+            self.note(fd, Part(position, total.hexdigest()))
         return self._seen[key]
 
     def all(self) -> list[Manifest]:
@@ -298,13 +309,10 @@ class Store:
         return len(entries)
 
 
-def flush(directory: Path) -> None:
-    """Let the names in a directory outlive a power cut."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _state_of(fd: int) -> tuple[int, int, int, int]:
+    """What is another one as soon as the file is, or is another file's."""
+    file = os.fstat(fd)
+    return (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns)
 
 
 def no_room(error: OSError) -> RuntimeFailure:
