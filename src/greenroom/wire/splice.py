@@ -4,7 +4,7 @@ Used on the way into a sandbox (`node.relay`) and on the way out of it (`egress`
 non-blocking sockets with `add_reader` and `add_writer`, not on asyncio transports:
 
 * a reset is synchronous (`SO_LINGER` 0, then `close`), which a killed VM's connections need at once;
-* a direction reads only after all it read before was written, so it holds 64 KiB at most, and only while its
+* a direction reads only after all it read before was written, so it holds 256 KiB at most, and only while its
   receiver is slower than its sender; idle connections hold nothing, since all share one scratch buffer;
 * readers stay registered while bytes flow, so that a chunk costs `recv` and `send`, where `loop.sock_recv`
   would change the registration with each.
@@ -18,7 +18,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-CHUNK = 64 << 10
+CHUNK = 256 << 10
 """Bytes read at a time, and the most one direction holds."""
 
 _CHUNKS_A_TURN = 16
