@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from greenroom.cli.bench_platform import own_platform
 from greenroom.cli.bench_support import (
     engine_of_node,
     meter_on_stderr,
@@ -58,7 +57,7 @@ def measure(
             engine = _in_process(interrupts, directory, plan)
         if "http" in wanted:
             with own_platform(
-                interrupts, directory / "simulated", cache_dir, SIMULATED_WARM, "simulated"
+                interrupts, directory / "simulated", cache_dir, warm=SIMULATED_WARM, engine="simulated"
             ) as own:
                 http = _over_http(interrupts, own, plan)
         if wanted & measuring.ON_PLATFORM:
@@ -66,7 +65,7 @@ def measure(
                 figures = _on_platform(interrupts, state, directory, key_file, plan)
             else:
                 warn("no platform is running; starting one for this")
-                with own_platform(interrupts, directory / "state", cache_dir, warm, None) as own:
+                with own_platform(interrupts, directory / "state", cache_dir, warm=warm) as own:
                     figures = _on_platform(interrupts, own, directory, None, plan)
         conditions = measuring.conditions_of(plan, figures, BASE_SIZE, directory)
     if engine is not None and engine.durable < engine.claim_ms.n:
@@ -117,40 +116,6 @@ def _over_http(interrupts: Interrupts, state: StateDir, plan: ClaimPlan) -> Http
             interrupts,
             lambda: claim_http.measure(nodes[0], tokens, plan.template, BASE_SIZE, plan.claims, meter),
         )
-
-
-@contextlib.contextmanager
-def own_platform(
-    interrupts: Interrupts, state_dir: Path, cache_dir: Path, warm: int, engine: str | None
-) -> Iterator[StateDir]:
-    """A platform for the length of a block, stopped whatever happens in it. Raises RuntimeFailure for leftovers."""
-    from greenroom.cli.launch import bring_up, take_down
-    from greenroom.cli.leftovers import describe
-    from greenroom.cli.plans import UpOptions
-    from greenroom.cli.records import StateDir
-    from greenroom.cli.reports import reporter_for
-    from greenroom.errors import RuntimeFailure
-
-    options = UpOptions(state_dir=str(state_dir), cache_dir=str(cache_dir), port=0, warm=warm, engine=engine)
-    state = StateDir(state_dir)
-    reporter = reporter_for(sys.stderr)
-    try:
-        bring_up(options, reporter, interrupts)
-        interrupts.release()
-        yield state
-    finally:
-        interrupts.hold()
-        try:
-            stopped = take_down(state, 60.0, reporter)
-        finally:
-            reporter.close()
-        if not stopped.clean:
-            raise RuntimeFailure(
-                "the platform that was started for this left something behind\n"
-                + "\n".join(describe(swept) for swept in stopped.swept)
-            )
-    # Whatever asked to stop while this one was being stopped counts before anything else is begun.
-    interrupts.release()
 
 
 def _check_platform(state: StateDir, key_file: Path | None) -> None:

@@ -88,7 +88,7 @@ def execution(
 
     from greenroom.bench import execution as measuring
     from greenroom.bench import report as reports
-    from greenroom.cli.bench_claim import own_platform
+    from greenroom.cli.bench_platform import own_platform
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.output import warn
     from greenroom.cli.records import StateDir
@@ -116,7 +116,7 @@ def execution(
             warn("no platform is running; starting one for this")
             with (
                 temporary_directory() as directory,
-                own_platform(interrupts, directory / "state", cache, 1, None) as own,
+                own_platform(interrupts, directory / "state", cache, warm=1) as own,
             ):
                 found = _on_platform(interrupts, own, None, plan)
     return show(found, found.notes, found.tables, measuring.failures(found), json, passed=not found.failed)

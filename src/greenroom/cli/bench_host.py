@@ -7,14 +7,12 @@ to them by its records and its HTTP, and stopped again whatever happens.
 from __future__ import annotations
 
 import contextlib
-import shutil
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from greenroom.cli.bench_platform import own_platform
 from greenroom.cli.bench_support import (
     engine_of_node,
     meter_on_stderr,
@@ -38,14 +36,11 @@ if TYPE_CHECKING:
     from greenroom.bench.report import Conditions, Meter
     from greenroom.bench.supply import HeldRow
     from greenroom.cli.interrupts import Interrupts
-    from greenroom.cli.launch import Down
     from greenroom.cli.records import StateDir
     from greenroom.config import RoleSpec
     from greenroom.wire.calling import RoleClient
     from greenroom.wire.messages import NodeInfo, Size
 
-STOP_DEADLINE = 180.0
-"""Seconds for an orderly stop; a full pool takes a while to end."""
 DENSITY_SIZE = "bench"
 DENSITY_MIB = 256
 """Memory of a member of `bench density`, MiB."""
@@ -113,7 +108,7 @@ def _idle(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: IdlePla
             samples = run_to_the_end(interrupts, lambda: idle.measure(plan, lambda: _roots(state), meter))
             return samples, reports.finish(conditions)
 
-        with _own_platform(interrupts, directory, settings, cache_dir) as state:
+        with own_platform(interrupts, directory / "state", cache_dir, settings=settings) as state:
             samples, conditions = measure(state)
     return idle.summarise_run(conditions, plan, bare, samples)
 
@@ -219,7 +214,9 @@ def _fill(interrupts: Interrupts, settings: Path, cache_dir: Path, plan: Density
             )
             run_to_the_end(interrupts, lambda: density_host.seed(state.store, plan.template, plan.size))
 
-        with _own_platform(interrupts, directory, settings, cache_dir, prepare=seed) as state:
+        with own_platform(
+            interrupts, directory / "state", cache_dir, settings=settings, prepare=seed
+        ) as state:
             conditions = _conditions(state, plan.size)
             seen = _filled(interrupts, state, plan, meter)
             tags += faults_host.tags_in(state.root)
@@ -339,66 +336,6 @@ class _Filled:
         from greenroom.bench.density_host import members
 
         return members(self._home, self._node_pid)
-
-
-@contextlib.contextmanager
-def _own_platform(
-    interrupts: Interrupts,
-    directory: Path,
-    settings: Path,
-    cache_dir: Path,
-    prepare: Callable[[StateDir], None] = lambda _state: None,
-) -> Iterator[StateDir]:
-    """A platform of its own with empty pools and the settings of the state directory `settings`.
-
-    `prepare` gets its state directory before the start. Raises RuntimeFailure when it could not be stopped clean.
-    """
-    from greenroom.cli.launch import bring_up, take_down
-    from greenroom.cli.leftovers import describe
-    from greenroom.cli.output import warn
-    from greenroom.cli.plans import UpOptions
-    from greenroom.cli.records import StateDir
-    from greenroom.cli.reports import reporter_for
-    from greenroom.errors import GreenroomError, RuntimeFailure
-
-    state = StateDir(directory / "state")
-    state.root.mkdir(mode=0o700)
-    if (settings / "config.toml").exists():
-        shutil.copyfile(settings / "config.toml", state.root / "config.toml")
-    else:
-        (state.root / "config.toml").touch()  # marks the directory as ours
-    prepare(state)
-    reporter = reporter_for(sys.stderr)
-    options = UpOptions(state_dir=str(state.root), cache_dir=str(cache_dir), port=0, warm=0)
-    try:
-        bring_up(options, reporter, interrupts)
-        interrupts.release()
-        yield state
-    except GreenroomError:
-        for line in _ended(state):
-            warn(line)
-        raise
-    finally:
-        interrupts.hold()
-        try:
-            stopped: Down = take_down(state, STOP_DEADLINE, reporter)
-        finally:
-            reporter.close()
-        if not stopped.clean:
-            raise RuntimeFailure(
-                "the platform that was started for this left something behind\n"
-                + "\n".join(describe(swept) for swept in stopped.swept)
-            )
-    interrupts.release()
-
-
-def _ended(state: StateDir) -> list[str]:
-    """Roles that ended by themselves, with the last that each said: their logs go with the directory."""
-    return [
-        f"{role.name} {role.last_exit}; the end of its log: {state.log_tail(role.name, lines=2)}"
-        for role in state.roles()
-        if role.last_exit
-    ]
 
 
 def _roots(state: StateDir) -> dict[str, int]:
