@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from greenroom.errors import (
     BadRequest,
     InternalError,
     RuntimeFailure,
+    SnapshotDamaged,
     UnknownSandbox,
     UnknownSnapshot,
 )
@@ -21,7 +22,7 @@ from greenroom.node.branching import Branching
 from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
-from greenroom.runtime.engine import Adopted, ClockReading, Identity, Vm
+from greenroom.runtime.engine import Adopted, ClockReading, Golden, Identity, Snapshot, Vm
 from greenroom.runtime.simulated import SimulatedRuntime, SimulatedVm
 from greenroom.wire.messages import (
     ClaimRequest,
@@ -77,6 +78,77 @@ async def test_a_paused_sandbox_has_no_vm_and_comes_back_as_itself(
     again = await keeper.resume(made.sandbox_id, 1.0)
     assert not again.resumed
     assert again.sandbox.ends_at == answer.sandbox.ends_at
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["with-memory", "disk-alone"])
+async def test_a_paused_sandbox_goes_on_or_boots_as_it_is_asked_for(
+    memory: bool, keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    (before,) = runtime.vms.values()
+    before.memory["process"], before.disk["file"] = 1, 1
+    assert (await keeper.pause(made.sandbox_id)).paused_memory is True
+    answer = await keeper.resume(made.sandbox_id, 600.0, memory=memory)
+    assert (answer.resumed, answer.sandbox.sandbox_id, answer.sandbox.token) == (
+        True,
+        made.sandbox_id,
+        made.token,
+    )
+    (after,) = runtime.vms.values()
+    assert (after.memory, after.disk) == ({"process": 1} if memory else {}, {"file": 1})
+    assert after.identity is not None
+    assert after.identity.token == made.token
+    assert not runtime.saved
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["with-memory", "disk-alone"])
+async def test_what_a_guest_has_written_is_on_its_disk_when_it_is_paused(
+    memory: bool, keeper: Keeper, runtime: SimulatedRuntime, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await claimed(keeper, ask())
+
+    async def sync(vm: Vm, _deadline: float) -> None:
+        assert isinstance(vm, SimulatedVm)
+        assert vm.state == "running"
+        vm.disk.update(vm.memory.pop("unwritten", {}))
+
+    monkeypatch.setattr(runtime, "sync", sync)
+    (before,) = runtime.vms.values()
+    before.memory["unwritten"] = {"file": 1}
+    await keeper.pause(made.sandbox_id, memory=memory)
+    await keeper.resume(made.sandbox_id, 600.0, memory=False)
+    (after,) = runtime.vms.values()
+    assert after.disk == {"file": 1}
+
+
+async def test_a_guest_that_writes_nothing_out_is_paused_all_the_same(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await claimed(keeper, ask())
+
+    async def sync(_vm: Vm, _deadline: float) -> None:
+        raise RuntimeFailure("the guest did not write its disk out")
+
+    monkeypatch.setattr(runtime, "sync", sync)
+    assert (await keeper.pause(made.sandbox_id)).state == "paused"
+
+
+async def test_damaged_memory_is_said_with_the_way_round_it(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await claimed(keeper, ask())
+    await keeper.pause(made.sandbox_id)
+    restore = runtime.restore
+
+    async def damaged(source: Golden | Snapshot) -> Vm:
+        if isinstance(source, Snapshot) and source.kind == "full":
+            raise SnapshotDamaged("its file ram is not what was written")
+        return await restore(source)
+
+    monkeypatch.setattr(runtime, "restore", damaged)
+    with pytest.raises(SnapshotDamaged, match="boot its disk alone"):
+        await keeper.resume(made.sandbox_id, 600.0)
+    assert (await keeper.resume(made.sandbox_id, 600.0, memory=False)).resumed
 
 
 async def test_a_paused_sandbox_is_ended_without_a_resume(
@@ -377,6 +449,64 @@ async def test_a_paused_sandbox_is_neither_saved_nor_forked(
         await branching.fork(made.sandbox_id, ForkRequest(keys=["a"], ttl=60.0))
     with pytest.raises(UnknownSandbox):
         await branching.take("iabcd" + "0" * 15, SnapshotRequest())
+
+
+@pytest.mark.parametrize("seen", ["before", "damaged", "unreadable"])
+async def test_who_starts_from_a_snapshot_while_it_is_deleted_is_told_that_it_is_not_there(
+    seen: str,
+    keeper: Keeper,
+    runtime: SimulatedRuntime,
+    branching: Branching,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever the deletion comes between the steps of a create or a rollback: 404, not 409, 500 or 503."""
+    made = await claimed(keeper, ask())
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    looked, read = runtime.snapshots, runtime.restore
+
+    async def snapshots() -> list[Snapshot]:
+        if seen == "before":
+            await branching.delete(taken.snapshot_id)
+        return await looked()
+
+    async def restore(source: Golden | Snapshot) -> Vm:
+        if isinstance(source, Snapshot):
+            await branching.delete(taken.snapshot_id)
+            if seen == "damaged":
+                raise SnapshotDamaged("a layer of its disk cannot be read; delete it")
+            raise RuntimeFailure("the snapshot cannot be loaded: No such file or directory")
+        return await read(source)
+
+    def start() -> Awaitable[Sandbox]:
+        return keeper.claim(ask("child"), lambda: branching.snapshot_of(taken.snapshot_id))
+
+    monkeypatch.setattr(runtime, "snapshots", snapshots)
+    monkeypatch.setattr(runtime, "restore", restore)
+    with pytest.raises(UnknownSnapshot):
+        await start()
+    with pytest.raises(UnknownSnapshot):
+        await start()
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    with pytest.raises(UnknownSnapshot):
+        await branching.roll_back(made.sandbox_id, taken.snapshot_id)
+    assert keeper.get(made.sandbox_id).state == "running"
+
+
+async def test_a_snapshot_that_is_damaged_is_said_to_be(
+    keeper: Keeper, runtime: SimulatedRuntime, branching: Branching, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await claimed(keeper, ask())
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+
+    async def restore(_source: Golden | Snapshot) -> Vm:
+        raise SnapshotDamaged("a layer of its disk cannot be read; delete it")
+
+    monkeypatch.setattr(runtime, "restore", restore)
+    with pytest.raises(SnapshotDamaged):
+        await keeper.claim(ask("child"), lambda: branching.snapshot_of(taken.snapshot_id))
+    with pytest.raises(SnapshotDamaged):
+        await branching.roll_back(made.sandbox_id, taken.snapshot_id)
 
 
 async def test_a_pause_waits_for_a_snapshot_that_is_being_taken(

@@ -80,6 +80,28 @@ def test_a_sandbox_whose_disk_alone_was_kept_boots(sdk: Platform) -> None:
     assert box.kill() is True
 
 
+def test_a_sandbox_whose_memory_was_kept_boots_when_that_is_asked_for(sdk: Platform) -> None:
+    box = Sandbox.create(timeout=300, envs={"MINE": "yes"})
+    box.commands.run("sleep 1000", background=True, timeout=0)
+    boot, token = boot_id(box), box._envd_access_token
+    # Not synced by anybody here: the pause sees to it.
+    box.files.write("kept", "kept" * 10_000)
+    assert box.pause() is True
+    again = Sandbox.connect(box.sandbox_id, timeout=300, on_resume="reboot")
+    assert (again.sandbox_id, again._envd_access_token) == (box.sandbox_id, token)
+    assert boot_id(box) != boot
+    assert box.files.read("kept") == "kept" * 10_000
+    assert box.commands.list() == []
+    assert box.commands.run("echo $MINE $(hostname)").stdout == f"yes {box.sandbox_id}\n"
+    assert clock_is_right(box)
+    # It is a sandbox like any other from here on.
+    boot = boot_id(box)
+    assert box.pause() is True
+    box.connect(timeout=300)
+    assert boot_id(box) == boot
+    assert box.kill() is True
+
+
 def test_a_request_wakes_a_sandbox_and_is_answered(sdk: Platform) -> None:
     box = Sandbox.create(timeout=300, lifecycle={"on_timeout": "pause", "auto_resume": True})
     box.files.write("kept", "kept")

@@ -16,7 +16,7 @@ import pytest
 
 from greenroom.errors import BadRequest, RuntimeFailure, SnapshotDamaged, UnknownSnapshot
 from greenroom.runtime import capture, disks, guestclient, pagemap
-from greenroom.runtime.engine import CaptureResult, Golden, Snapshot
+from greenroom.runtime.engine import CaptureResult, Golden, Snapshot, disk_of
 from greenroom.runtime.qemu import QemuRuntime
 from greenroom.runtime.slots import Origin, Slot
 from greenroom.runtime.snapshots import Draft
@@ -52,7 +52,11 @@ async def captured(
         yield result
     finally:
         await engine.delete_snapshot(name)
-        used = {loaded.manifest.snapshot.name for loaded in engine._loading._loaded.values()}
+        used = {
+            loaded.manifest.snapshot.name
+            for loading in (engine._loading, engine._disks)
+            for loaded in loading._loaded.values()
+        }
         assert name not in used, "nobody uses it any more"
 
 
@@ -244,6 +248,27 @@ async def test_a_file_system_alone_boots(engine: QemuRuntime, golden: Golden) ->
         again = await stack.enter_async_context(captured(engine, heir, "of-a-booted"))
         grandchild = await stack.enter_async_context(child(engine, again.snapshot))
         assert (await sh(grandchild, "cat /dev/shm/mark /root/mark")).out == "again\nkept\n"
+
+
+async def test_the_disk_of_a_full_snapshot_boots_though_its_memory_is_damaged(
+    engine: QemuRuntime, golden: Golden
+) -> None:
+    async with running(engine, golden) as vm, contextlib.AsyncExitStack() as stack:
+        await sh(vm, "echo kept > /root/mark; echo lost > /dev/shm/mark; sync")
+        result = await stack.enter_async_context(captured(engine, vm, "whole"))
+        ram = engine._store.directory / "whole" / "ram"
+        ram.chmod(0o600)
+        with ram.open("r+b") as file:
+            file.write(b"\xff" * 64)
+        with pytest.raises(SnapshotDamaged):
+            await engine.restore(result.snapshot)
+        heir = await stack.enter_async_context(child(engine, disk_of(result.snapshot), hostname="booted"))
+        script = "cat /root/mark; hostname; [ -e /dev/shm/mark ] || echo gone"
+        assert (await sh(heir, script)).out.split() == ["kept", "booted", "gone"]
+        assert engine._uses[heir.name][1].ram < 0, "it must not keep a memory that it does not have"
+        again = await stack.enter_async_context(captured(engine, heir, "of-its-disk"))
+        grandchild = await stack.enter_async_context(child(engine, again.snapshot))
+        assert (await sh(grandchild, "cat /root/mark")).out == "kept\n"
 
 
 async def test_a_vm_with_ram_of_its_own_is_captured(golden: Golden, tmp_path: Path) -> None:

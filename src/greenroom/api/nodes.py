@@ -207,9 +207,9 @@ class Fleet:
         """Pause a sandbox. Raises AlreadyPaused, UnknownSandbox, or why it runs on."""
         return await self._sandbox_call(sandbox_id, "pause", Sandbox, request)
 
-    async def resume(self, sandbox_id: str, ttl: float) -> Resumed:
-        """Let a sandbox run for `ttl` seconds at least. May be repeated."""
-        return await self._sandbox_call(sandbox_id, "resume", Resumed, ResumeRequest(ttl))
+    async def resume(self, sandbox_id: str, ttl: float, *, memory: bool = True) -> Resumed:
+        """Let a sandbox run for `ttl` seconds at least; a paused one boots, unless `memory`. May be repeated."""
+        return await self._sandbox_call(sandbox_id, "resume", Resumed, ResumeRequest(ttl, memory))
 
     async def past(self, sandbox_id: str) -> Past:
         """Samples and log of a sandbox."""

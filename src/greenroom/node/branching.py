@@ -12,7 +12,14 @@ import contextlib
 import logging
 import secrets
 
-from greenroom.errors import BadRequest, GreenroomError, NodeUnavailable, UnknownSnapshot
+from greenroom.errors import (
+    BadRequest,
+    GreenroomError,
+    NodeUnavailable,
+    RuntimeFailure,
+    SnapshotDamaged,
+    UnknownSnapshot,
+)
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.residents import Live, unknown
@@ -137,7 +144,13 @@ class Branching:
             raise BadRequest(
                 f"the snapshot {snapshot_id} was taken of another sandbox; create one from it instead"
             )
-        return await self._keeper.roll_back(sandbox_id, await self.snapshot_of(snapshot_id))
+        snapshot = await self.snapshot_of(snapshot_id)
+        try:
+            return await self._keeper.roll_back(sandbox_id, snapshot)
+        except (SnapshotDamaged, RuntimeFailure):
+            # As a claim does: one that was deleted meanwhile is not damaged, it is not there.
+            self.get(snapshot_id)
+            raise
 
     async def _running(self, sandbox_id: str) -> Live:
         """The sandbox, once what is under way with it is over. Raises UnknownSandbox, BadRequest for a paused one."""
@@ -171,4 +184,6 @@ class Branching:
         for snapshot in await self._runtime.snapshots():
             if snapshot.name == snapshot_id:
                 return snapshot
+        # It may have been deleted since.
+        self.get(snapshot_id)
         raise NodeUnavailable(f"the snapshot {snapshot_id} cannot be read; see the node's log")

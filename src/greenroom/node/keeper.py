@@ -144,7 +144,7 @@ class Keeper(Suspending):
                     snapshot = await source()
                     deadline = self.deadline_for(snapshot)
                     async with self._restores:
-                        vm = await self._runtime.restore(snapshot)
+                        vm = await self._from(snapshot, source)
                 elif vm is None:
                     vm = await self._warmer.claim(
                         request.template, request.size, max(0.1, end - time.perf_counter())
@@ -170,6 +170,15 @@ class Keeper(Suspending):
             raise
         finally:
             self._pending.pop(request.key, None)
+
+    async def _from(self, snapshot: Snapshot, source: Source) -> Vm:
+        """A VM from what `source` gave. Raises what `Runtime.restore` does, or `source` when it is asked again."""
+        try:
+            return await self._runtime.restore(snapshot)
+        except GreenroomError:
+            # One that is deleted while it is read looks damaged, or as if it could not be read.
+            await source()
+            raise
 
     async def _hand_over(
         self,

@@ -93,9 +93,10 @@ class PauseFailed:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """It is wanted to run for `ttl` seconds."""
+    """It is wanted to run for `ttl` seconds: where it stood, or else booted from its disk."""
 
     ttl: float
+    memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,10 @@ class BeginPause:
 
 @dataclass(frozen=True, slots=True)
 class BeginResume:
-    """Let it run again, for `ttl` seconds, then tell how it went."""
+    """Let it run again, for `ttl` seconds, then tell how it went. Without `memory` what was kept of it is left."""
 
     ttl: float
+    memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +304,8 @@ class Lifecycle:
         match event:
             case Release(reason):
                 return self._ended(reason)
-            case Resume(ttl):
-                return replace(self, phase="resuming"), BeginResume(ttl)
+            case Resume(ttl, memory):
+                return replace(self, phase="resuming"), BeginResume(ttl, memory)
             case Renew() | Replace():
                 return self, Refused()
             case _:

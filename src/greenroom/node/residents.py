@@ -387,9 +387,9 @@ class Residents:
                 live.life = after
                 self._deadlines.drop(live.sandbox_id)
                 self.begin_pause(live, live.sandbox.lifespan.pause_memory if memory is None else memory)
-            case lifecycle.BeginResume(ttl):
+            case lifecycle.BeginResume(ttl, memory):
                 live.life = after
-                self.begin_resume(live, ttl)
+                self.begin_resume(live, ttl, memory)
             case lifecycle.BeginReplace():
                 live.life = after
                 self._deadlines.drop(live.sandbox_id)
@@ -403,7 +403,7 @@ class Residents:
         """Start the work of a pause; see `suspending`."""
         raise NotImplementedError
 
-    def begin_resume(self, live: Live, ttl: float) -> None:
+    def begin_resume(self, live: Live, ttl: float, memory: bool) -> None:
         """Start the work of a resume; see `suspending`."""
         raise NotImplementedError
 

@@ -86,7 +86,8 @@ def routes(
         wanted = await read_json(request, ResumeRequest)
         if not 0 <= wanted.ttl <= LONGEST_TIMEOUT:
             raise BadRequest(f"ttl: 0 to {LONGEST_TIMEOUT} seconds are allowed")
-        return json_response(await keeper.resume(request.path_params["sandbox_id"], wanted.ttl))
+        resumed = await keeper.resume(request.path_params["sandbox_id"], wanted.ttl, memory=wanted.memory)
+        return json_response(resumed)
 
     async def past(request: Request) -> Response:
         return json_response(keeper.past(request.path_params["sandbox_id"]))

@@ -33,7 +33,7 @@ from greenroom.node import metrics as counted
 from greenroom.node.journal import Inner
 from greenroom.node.reaching import Reaching
 from greenroom.node.residents import Live, unknown
-from greenroom.runtime.engine import Identity, Snapshot, Vm
+from greenroom.runtime.engine import Identity, Snapshot, Vm, disk_of
 from greenroom.wire.messages import Resumed, Sandbox
 from greenroom.wire.tasks import spawn
 
@@ -44,6 +44,9 @@ LEAST_WOKEN = 300.0
 """Seconds that a sandbox woken by a request runs at least; else as long as it was made for (E2B's rule)."""
 SYNC_DEADLINE = 20.0
 """Seconds that a guest gets to write its file systems out before its disk alone is saved."""
+BRIEF_SYNC = 3.0
+"""The same before its memory is saved too: what it has not written by then is in there, and missed only by who boots
+its disk without it."""
 
 
 def identity_of(sandbox: Sandbox, inner: Inner) -> Identity:
@@ -81,8 +84,10 @@ class Suspending(Reaching):
                 raise AlreadyPaused(f"sandbox {sandbox_id} is paused already")
         raise unknown(sandbox_id)
 
-    async def resume(self, sandbox_id: str, ttl: float) -> Resumed:
+    async def resume(self, sandbox_id: str, ttl: float, *, memory: bool = True) -> Resumed:
         """Let a paused sandbox run for `ttl` seconds; one that runs is given at least as long.
+
+        Without `memory` it boots from its disk, also where its memory was kept: that is then gone.
 
         Raises UnknownSandbox, or why it could not be resumed; it stays paused then.
         """
@@ -90,7 +95,7 @@ class Suspending(Reaching):
         if ttl <= 0 and live.life.phase in ("pausing", "paused"):
             # It would end at once, and what was kept of it with it.
             raise BadRequest("timeout: a paused sandbox is resumed for 1 second at least")
-        match await self.settled(live, lifecycle.Resume(ttl)):
+        match await self.settled(live, lifecycle.Resume(ttl, memory)):
             case lifecycle.BeginResume():
                 await self._worked(live)
                 return Resumed(live.sandbox, resumed=True)
@@ -136,8 +141,8 @@ class Suspending(Reaching):
     def begin_pause(self, live: Live, memory: bool) -> None:
         live.work = spawn(self._pause(live, memory), f"pause {live.sandbox_id}")
 
-    def begin_resume(self, live: Live, ttl: float) -> None:
-        live.work = spawn(self._resume(live, ttl), f"resume {live.sandbox_id}")
+    def begin_resume(self, live: Live, ttl: float, memory: bool) -> None:
+        live.work = spawn(self._resume(live, ttl, memory), f"resume {live.sandbox_id}")
 
     async def _pause(self, live: Live, memory: bool) -> GreenroomError | None:
         begun = time.perf_counter()
@@ -148,8 +153,8 @@ class Suspending(Reaching):
         snapshot: Snapshot | None = None
         try:
             async with live.capturing:
-                if not memory:
-                    await self.sync(live)
+                # With its memory too: it may be resumed from its disk alone.
+                await self.sync(live, BRIEF_SYNC if memory else SYNC_DEADLINE)
                 await self._runtime.pause(vm)
                 name = f"{ASLEEP}{live.sandbox_id}-{secrets.token_hex(4)}"
                 snapshot = (await self._runtime.capture(vm, name, memory=memory)).snapshot
@@ -178,24 +183,25 @@ class Suspending(Reaching):
         await asyncio.shield(self.stop_vm(vm))
         return None
 
-    async def sync(self, live: Live) -> None:
+    async def sync(self, live: Live, deadline: float = SYNC_DEADLINE) -> None:
         """Have the guest write its file systems out. One that does not answer is saved as its disk is."""
         if live.vm is None:
             return
         try:
-            await self._runtime.sync(live.vm, SYNC_DEADLINE)
+            await self._runtime.sync(live.vm, deadline)
         except GreenroomError as error:
             _log.warning(
                 "the guest of %s did not sync before its disk is saved: %s", live.sandbox_id, error.message
             )
 
-    async def _resume(self, live: Live, ttl: float) -> GreenroomError | None:
+    async def _resume(self, live: Live, ttl: float, memory: bool) -> GreenroomError | None:
         begun = time.perf_counter()
+        kept = live.inner.asleep
+        boots = not memory or kept is None or kept.kind == "filesystem"
         try:
-            snapshot = live.inner.asleep
-            if snapshot is None:
+            if kept is None:
                 raise UnknownSnapshot(f"there is nothing that {live.sandbox_id} could be resumed from")
-            vm = await self._restored(live, snapshot)
+            vm = await self._restored(live, disk_of(kept) if boots else kept)
             try:
                 now = self._now()
                 sandbox = msgspec.structs.replace(
@@ -209,8 +215,9 @@ class Suspending(Reaching):
         except Exception as error:
             told = _told(error)
             if isinstance(error, SnapshotDamaged):
+                way = "kill it" if boots else "boot its disk alone (connect with memory: false), or kill it"
                 told = SnapshotDamaged(
-                    f"what was kept of {live.sandbox_id} is damaged ({error.message}); kill it"
+                    f"what was kept of {live.sandbox_id} is damaged ({error.message}); {way}"
                 )
             _log.warning("%s could not be resumed: %s", live.sandbox_id, told.message)
             live.history.note(self._clock.now(), f"it could not be resumed: {told.message}", "error")
@@ -222,10 +229,11 @@ class Suspending(Reaching):
         self.turn(live, lifecycle.Resumed(ttl))
         self._watch(live)
         counted.RESUMES.labels("ok").inc()
-        live.history.note(self._clock.now(), "it was resumed", seconds=f"{ttl:.0f}")
+        how = "it was resumed by booting its disk" if boots else "it was resumed"
+        live.history.note(self._clock.now(), how, seconds=f"{ttl:.0f}")
         counted.RESUME_SECONDS.observe(time.perf_counter() - begun)
         _log.info("resumed %s on %s", live.sandbox_id, vm.name)
-        await asyncio.shield(self.forget(snapshot))
+        await asyncio.shield(self.forget(kept))
         return None
 
     async def _roll_back(self, live: Live, snapshot: Snapshot) -> GreenroomError | None:

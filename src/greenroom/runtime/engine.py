@@ -70,6 +70,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of its disk's layers above the golden's, those included that it shares with its VM and its parent."""
 
 
+def disk_of(snapshot: Snapshot) -> Snapshot:
+    """The same without its memory, whether it has any or not: what is restored from it boots."""
+    return msgspec.structs.replace(snapshot, kind="filesystem", ram_bytes=0)
+
+
 class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
     """A capture that is on disk, and what it took."""
 
@@ -168,7 +173,8 @@ class Runtime(Protocol):
         """The golden snapshot of `template` in `size`: loaded if it was made before, else booted and saved."""
 
     async def restore(self, source: Golden | Snapshot) -> Vm:
-        """A new VM, paused. One from a snapshot of kind `filesystem` boots when it is started.
+        """A new VM, paused. One from a snapshot of kind `filesystem`, or from the `disk_of` one, boots when it is
+        started.
 
         Raises RuntimeFailure after giving back what it had taken; UnknownSnapshot; SnapshotDamaged for one that is
         not as it was written, or that does not fit this machine any more.

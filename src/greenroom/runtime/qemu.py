@@ -35,6 +35,7 @@ from greenroom.runtime import capture, disks, guestclient, memory, namespaces, p
 from greenroom.runtime import golden as goldens
 from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.command import Machine, qemu
+from greenroom.runtime.disk_alone import DiskAloneStore
 from greenroom.runtime.engine import (
     Adopted,
     CaptureResult,
@@ -88,8 +89,10 @@ class QemuRuntime:
         self._goldens = self._on_hand.current
         self._store = Store(self._slots.home, self._slots.tag)
         self._loading = Loading(self._store, self._on_hand.of, self._holders)
-        self._uses: dict[str, LoadedSnapshot] = {}
-        """By the VM that was restored from it."""
+        self._disks = Loading(DiskAloneStore(self._store), self._on_hand.of, self._holders)
+        """What boots."""
+        self._uses: dict[str, tuple[Loading, LoadedSnapshot]] = {}
+        """By the VM that was restored from it; the first is what loaded it."""
         self._stock: Stock[QemuVm, Source] = Stock(
             self,
             Wants(
@@ -223,13 +226,14 @@ class QemuRuntime:
         return vm
 
     async def _restore_snapshot(self, snapshot: Snapshot) -> Vm:
-        loaded = await self._loading.use(snapshot.name)
+        loading = self._loading if snapshot.kind == "full" else self._disks
+        loaded = await loading.use(snapshot.name)
         try:
             vm = await self._make_child(loaded)
         except BaseException:
-            self._loading.done(loaded)
+            loading.done(loaded)
             raise
-        self._uses[vm.name] = loaded
+        self._uses[vm.name] = loading, loaded
         try:
             vm.slot.inherit(loaded.controls)
             await asyncio.to_thread(disks.adopt_layers, vm.directory, loaded.layers)
@@ -437,8 +441,9 @@ class QemuRuntime:
         own = self._own(vm)
         await own.destroy()
         self._vms.pop(own.name, None)
-        if (loaded := self._uses.pop(own.name, None)) is not None:
-            self._loading.done(loaded)
+        if (use := self._uses.pop(own.name, None)) is not None:
+            loading, loaded = use
+            loading.done(loaded)
 
     def _own(self, vm: Vm) -> QemuVm:
         if not isinstance(vm, QemuVm):
@@ -478,6 +483,7 @@ class QemuRuntime:
 
     def _close_goldens(self) -> None:
         self._loading.close()
+        self._disks.close()
         self._holds.clear()
         self._on_hand.close()
 

@@ -102,11 +102,9 @@ class SimulatedRuntime:
         vm = SimulatedVm(name, source.template, source.size, digest)
         if saved is not None:
             vm.parent = saved.snapshot.name
-            vm.memory, vm.disk, vm.identity = (
-                copy.deepcopy(saved.memory),
-                copy.deepcopy(saved.disk),
-                saved.identity,
-            )
+            vm.disk = copy.deepcopy(saved.disk)
+            if isinstance(source, Snapshot) and source.kind == "full":
+                vm.memory, vm.identity = copy.deepcopy(saved.memory), saved.identity
         self.vms[vm.name] = vm
         return vm
 

@@ -143,9 +143,13 @@ class PauseRequest(msgspec.Struct, frozen=True):
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """Let a paused sandbox run for `ttl` seconds, and a running one for at least as long."""
+    """Let a paused sandbox run for `ttl` seconds, and a running one for at least as long.
+
+    Without `memory` a paused one boots from its disk, and what was kept of its memory is gone.
+    """
 
     ttl: float
+    memory: bool = True
 
 
 class Resumed(msgspec.Struct, frozen=True):

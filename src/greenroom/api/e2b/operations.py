@@ -53,7 +53,7 @@ _CREATE = Operation(
 )
 _CONNECT = Operation(
     answers={200: schemas.SandboxBody, 201: schemas.SandboxBody},
-    errors=frozenset({409, 501}),
+    errors=frozenset({409}),
     body=schemas.ConnectBody,
 )
 _LINES: dict[str, tuple[Any, str]] = {"limit": (Annotated[int, msgspec.Meta(ge=0, le=MOST_LINES)], "lines")}
@@ -91,7 +91,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers={204: None}, errors=frozenset({409}), body=schemas.PauseBody
     ),
     ("POST", "/sandboxes/{id}/resume"): Operation(
-        answers={201: schemas.SandboxBody}, errors=frozenset({409, 501}), body=schemas.ResumeBody
+        answers={201: schemas.SandboxBody}, errors=frozenset({409}), body=schemas.ResumeBody
     ),
     ("POST", "/sandboxes/{id}/fork"): Operation(
         answers={201: list[schemas.ForkEntry]},

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from greenroom.api.e2b.errors import CreateUnknown, NotSupported
+from greenroom.api.e2b.errors import CreateUnknown
 from greenroom.api.e2b.inbound import inbound_of
 from greenroom.api.e2b.keys import Authenticator, claim_key
 from greenroom.api.e2b.listing import Query, cut, parse_metadata, parse_query, select
@@ -236,11 +236,7 @@ class Dialect:
 
     async def resumed(self, sandbox_id: str, timeout: int, memory: bool | None) -> Response:
         """Let a sandbox run for `timeout` seconds at least, and answer with it."""
-        if memory is False and (await self._fleet.get(sandbox_id)).paused_memory:
-            raise NotSupported(
-                "memory: booting a sandbox anew whose memory was kept is not supported by this server yet"
-            )
-        answer = await self._fleet.resume(sandbox_id, float(timeout))
+        answer = await self._fleet.resume(sandbox_id, float(timeout), memory=memory is not False)
         template = await self._fleet.template_of(answer.sandbox)
         body = sandbox_body(answer.sandbox, template, self._domain)
         return json_response(body, 201 if answer.resumed else 200)

@@ -93,7 +93,8 @@ class TimeoutBody(msgspec.Struct, frozen=True):
 
 
 class ConnectBody(msgspec.Struct, frozen=True):
-    """The body of `/connect`. `memory` says how to resume; a running sandbox has nothing to resume."""
+    """The body of `/connect`. Without `memory` a paused sandbox boots from its disk; a running one has nothing to
+    resume."""
 
     timeout: int | None = None
     memory: bool | None = None
