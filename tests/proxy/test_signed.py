@@ -224,6 +224,31 @@ async def test_guessing_ends_soon_and_a_right_signature_never_counts(tmp_path: P
         assert (await ask(proxy, url_of("/a", "alpha")))[0] == 200
 
 
+async def test_a_signed_url_of_whatever_length_is_the_clients_mistake(tmp_path: Path) -> None:
+    async with (
+        staged(tmp_path) as stage,
+        node_with_tokens(stage) as (node, url),
+        stage.node("aaaa", api_url=url) as directory,
+        guest_listening(directory.add(ID), 49983, echo),
+    ):
+        node.tokens = {ID: "alpha"}
+        proxy = await stage.start()
+        for field in ("signature", "path", "username", "signature_expiration", "other"):
+            for size in (100, 5_000, 16_384, 20_000, 60_000, 70_000, 200_000):
+                fields = {"path": "/a", "signature": "v1_x", field: "x" * size}
+                status, body = await ask(proxy, "/files?" + urlencode(fields))
+                # 429 is for all that are nobody's, once there were many.
+                expected = (401, 429) if size < 16_000 else (400,) if size < 65_000 else (431,)
+                assert status in expected, (field, size, body)
+                assert json.loads(body)["code"] == status
+        assert all(len(question.query) <= signed.MAX_TARGET for question in node.questions)
+        # As long as one may be, and right.
+        target = url_of("/" + "ü" * 1_300, "alpha") + f"&more={'x' * 4_000}&more="
+        target += "x" * (signed.MAX_TARGET - len(target))
+        assert (await ask(proxy, target))[0] == 200
+        assert (await ask(proxy, target + "x"))[0] == 400
+
+
 async def test_while_a_node_cannot_be_asked_nothing_is_called_invalid(tmp_path: Path) -> None:
     async with (
         staged(tmp_path) as stage,

@@ -15,6 +15,8 @@
 -- anything else is replaced.
 
 local SANDBOX_HOST = "^(%d+)%-([^.]*)%.(.+)$"
+-- Bytes; the controller reads no more of a URL (MAX_TARGET in proxy/signed.py), so a longer one is nobody's.
+local MAX_SIGNED = 16384
 
 -- Ours must come from here. Envoy's own (x-envoy-retry-on and the like) would let clients steer the router, and
 -- guests say what is not so.
@@ -122,6 +124,8 @@ function envoy_on_request(handle)
       local path = headers:get(":path") or ""
       if headers:get("upgrade") ~= nil then
         refuse(headers, "the api offers no upgrade")
+      elseif is_signed(path) and #path > MAX_SIGNED then
+        refuse(headers, "a signed URL has at most " .. MAX_SIGNED .. " bytes")
       elseif is_signed(path) then
         find_signed(handle, path)
       end

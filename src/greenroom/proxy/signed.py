@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 
 PATH = "/v1/signed"
 MAX_TARGET = 16 << 10
-"""Bytes of a request target; a path in a guest has at most 4096, three times that when it is encoded."""
+"""Bytes of a request target; a path in a guest has at most 4096, three times that when it is encoded. The filter
+refuses longer ones by itself (`routing.lua`)."""
 NODE_DEADLINE = 2.0
 """Seconds a node may take. The filter waits a little longer for all of them."""
 CLIENT_BURST, CLIENT_RATE = 20.0, 2.0
