@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from greenroom.config import Config
 from greenroom.errors import NodeUnavailable, PoolDry
+from greenroom.node.headroom import Headroom
 from greenroom.node.refill import allot
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.simulated import SimulatedRuntime
@@ -69,10 +72,51 @@ async def test_a_pool_nobody_declared_makes_members_on_demand(warmer: Warmer) ->
 
 async def test_a_dry_pool_refuses_when_the_time_is_up(warmer: Warmer, runtime: SimulatedRuntime) -> None:
     runtime.restore_delay = 60
-    with pytest.raises(PoolDry, match="no base sandbox came free in time") as caught:
+    with pytest.raises(PoolDry, match="no base sandbox came free in time.*raise the pool's target") as caught:
         await warmer.claim("base", SMALL, wait=0.05)
     assert caught.value.retry_after >= 1
     assert only(warmer).waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "told"),
+    [
+        (100, 10**6, r"only 100 MiB of memory .* floor is 1024 MiB; end or pause sandboxes"),
+        (10**6, 100, r"only 100 MiB of disk .* floor is 2048 MiB; delete snapshots and sandboxes"),
+        (10**6, None, r"does not tell .* see the node's log"),
+    ],
+    ids=["memory", "disk", "cannot be told"],
+)
+async def test_a_pool_that_is_dry_for_want_of_room_says_so_and_not_to_raise_its_target(
+    memory: int, disk: int | None, told: str, runtime: SimulatedRuntime, config: Config, tmp_path: Path
+) -> None:
+    def free(_directory: Path) -> int:
+        if disk is None:
+            raise OSError(5, "Input/output error")
+        return disk
+
+    room = Headroom(config.pools, tmp_path, lambda: memory, free)
+    async with Warmer(runtime, config, tmp_path, room) as warmer:
+        await warmer.set_pools([spec(1)], quiet)
+        with pytest.raises(PoolDry, match=f"no base sandbox came free in time: .*{told}") as caught:
+            await warmer.claim("base", SMALL, wait=0.05)
+        assert "target" not in caught.value.message
+        assert only(warmer).reason
+        waiting = [spawn(warmer.claim("base", SMALL, wait=30), "claim") for _ in range(3)]
+        await until(lambda: only(warmer).waiting == 3)
+        with pytest.raises(PoolDry, match=f"too many requests .*{told}"):
+            await warmer.claim("base", SMALL, wait=30)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_pool_whose_members_fail_says_so(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    runtime.fail_next = 10**6
+    await warmer.set_pools([spec(1)], quiet)
+    await until(lambda: only(warmer).failed > 0)
+    with pytest.raises(PoolDry, match=r"the last one failed \(a simulated restore failed, as asked for\)"):
+        await warmer.claim("base", SMALL, wait=0.05)
 
 
 async def test_a_full_queue_refuses_at_once(warmer: Warmer, runtime: SimulatedRuntime) -> None:

@@ -121,6 +121,11 @@ class Pool:
             f"waiting={len(self.waiting)} failed={self.failed}>"
         )
 
+    @property
+    def failing(self) -> bool:
+        """The last member that was tried never became ready."""
+        return self._failures_in_a_row > 0
+
     def wanted(self, now: float) -> int:
         """How many members should be started now, over those that are starting already."""
         if now < self.held_until:

@@ -12,17 +12,15 @@ import itertools
 import logging
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-
-import psutil
 
 from greenroom.config import Config
 from greenroom.errors import GreenroomError, NodeUnavailable, PoolDry
 from greenroom.node import metrics as counted
 from greenroom.node import pool as machine
+from greenroom.node.headroom import Headroom, Shortage
 from greenroom.node.pool import Pool
 from greenroom.node.refill import allot
 from greenroom.runtime.engine import Adopted, Golden, Identity, Progress, Runtime, Vm
@@ -51,10 +49,15 @@ class _Warm:
 class Warmer:
     """Use as an async context manager; `runtime` outlives it."""
 
-    def __init__(self, runtime: Runtime, config: Config, home: Path) -> None:
+    def __init__(
+        self, runtime: Runtime, config: Config, home: Path, headroom: Headroom | None = None
+    ) -> None:
         self._runtime = runtime
         self._config = config
-        self._home = home
+        if headroom is None and config.vm.engine != "simulated":
+            headroom = Headroom(config.pools, home)
+        self._headroom = headroom
+        """None where VMs take nothing of the machine."""
         self._pools: dict[PoolKey, _Warm] = {}
         self._members: dict[str, tuple[Vm, PoolKey]] = {}
         self._adopted: list[Adopted] = []
@@ -209,7 +212,7 @@ class Warmer:
         found: list[PoolStatus] = []
         for (template, size), warm in self._pools.items():
             pool = warm.pool
-            reason = warm.problem or hold
+            reason = warm.problem or ("" if hold is None else hold.reason)
             if not reason and now < pool.held_until:
                 reason = (
                     f"the last member failed ({pool.last_failure}); next try in {pool.held_until - now:.1f} s"
@@ -242,27 +245,15 @@ class Warmer:
                 case machine.Refuse(claim, full):
                     future = self._claims.get(claim)
                     if future is not None and not future.done():
-                        future.set_exception(_dry(key[0], full, self._pools[key]))
+                        future.set_exception(_dry(key[0], full, self._pools[key], self._held_back()))
                 case machine.Destroy(member):
                     vm, _ = self._members.pop(member)
                     spawn(self._runtime.stop(vm), f"stop {member}, one too many")
         self._kick.set()
 
-    def _held_back(self) -> str:
-        """Why nothing may be started on this node right now, or an empty text."""
-        settings = self._config.pools
-        if self._config.vm.engine == "simulated":
-            return ""
-        try:
-            free = psutil.virtual_memory().available >> 20
-            disk = shutil.disk_usage(self._home).free >> 20
-        except OSError as error:
-            return f"this machine does not tell its free memory and disk ({error.strerror})"
-        if free < settings.memory_floor_mib:
-            return f"only {free} MiB of memory are available, the floor is {settings.memory_floor_mib} MiB"
-        if disk < settings.disk_floor_mib:
-            return f"only {disk} MiB of disk are free, the floor is {settings.disk_floor_mib} MiB"
-        return ""
+    def _held_back(self) -> Shortage | None:
+        """Why nothing may be started on this node right now."""
+        return None if self._headroom is None else self._headroom.shortage()
 
     async def _run(self) -> None:
         """Decide for ever. A step that fails is logged and tried again: without this loop no pool is ever filled."""
@@ -281,7 +272,7 @@ class Warmer:
             self._apply(key, machine.Tick(now))
         self._kick.clear()
         wants = {key: warm.pool.wanted(now) for key, warm in self._pools.items() if warm.golden is not None}
-        held = self._held_back() if any(wants.values()) else ""
+        held = self._held_back() if any(wants.values()) else None
         if not held:
             for key in allot(wants, self._parallel - len(self._making), self._last_served):
                 self._last_served = key
@@ -351,14 +342,21 @@ class Warmer:
             await self._runtime.stop(vm)
 
 
-def _dry(template: str, full: bool, warm: _Warm) -> PoolDry:
-    """The refusal, in words that tell what to do."""
-    if full:
-        return PoolDry(
-            f"too many requests already wait for a {template} sandbox; try again shortly", retry_after=2
-        )
-    detail = f" ({warm.problem})" if warm.problem else ""
-    return PoolDry(
-        f"no {template} sandbox came free in time{detail}; try again shortly, or raise the pool's target",
-        retry_after=2,
+def _dry(template: str, full: bool, warm: _Warm, shortage: Shortage | None) -> PoolDry:
+    """The refusal, in words that tell the true reason and what to do about that."""
+    what = (
+        f"too many requests already wait for a {template} sandbox"
+        if full
+        else f"no {template} sandbox came free in time"
     )
+    if warm.problem:
+        why, remedy = f" ({warm.problem})", "try again shortly"
+    elif shortage is not None:
+        why, remedy = f": {shortage.reason}", f"{shortage.remedy}; then try again"
+    elif warm.pool.failing:
+        why, remedy = f": the last one failed ({warm.pool.last_failure})", "try again, and see the node's log"
+    elif full:
+        why, remedy = "", "try again shortly"
+    else:
+        why, remedy = ": they are asked for faster than they are made", "try again shortly, or raise the pool's target"
+    return PoolDry(f"{what}{why}; {remedy}", retry_after=2)

@@ -1,0 +1,73 @@
+"""Whether this machine has memory and disk left for another VM, and if not what there is to do about it.
+
+Refill stops at the floors of `[pools]`, so that what runs already never pays for what is only kept ready. Whoever
+then waits in vain is told this reason: a larger pool would not have helped.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from greenroom.config import PoolsConfig
+
+
+class Shortage(NamedTuple):
+    """Why nothing may be started now, and what helps, both in plain words."""
+
+    reason: str
+    remedy: str
+
+
+def available_mib() -> int:
+    """MiB of memory that can be had without swapping."""
+    return psutil.virtual_memory().available >> 20
+
+
+def free_mib(directory: Path) -> int:
+    """MiB that are free on the disk of `directory`. Raises OSError."""
+    return shutil.disk_usage(directory).free >> 20
+
+
+class Headroom:
+    """Looks at the machine of a node whose state lies in `home`."""
+
+    def __init__(
+        self,
+        config: PoolsConfig,
+        home: Path,
+        memory: Callable[[], int] = available_mib,
+        disk: Callable[[Path], int] = free_mib,
+    ) -> None:
+        self._config = config
+        self._home = home
+        self._memory = memory
+        self._disk = disk
+
+    def shortage(self) -> Shortage | None:
+        """What is short right now; None when there is room for another VM."""
+        try:
+            memory, disk = self._memory(), self._disk(self._home)
+        except OSError as error:
+            return Shortage(
+                f"this machine does not tell its free memory and disk ({error.strerror})",
+                "see the node's log",
+            )
+        memory_floor, disk_floor = self._config.memory_floor_mib, self._config.disk_floor_mib
+        if memory < memory_floor:
+            return Shortage(
+                f"only {memory} MiB of memory are available, the floor is {memory_floor} MiB",
+                "end or pause sandboxes that are not needed, give the machine more memory, or lower "
+                "[pools] memory_floor_mib",
+            )
+        if disk < disk_floor:
+            return Shortage(
+                f"only {disk} MiB of disk are free, the floor is {disk_floor} MiB",
+                "delete snapshots and sandboxes that are not needed, make room on the disk, or lower "
+                "[pools] disk_floor_mib",
+            )
+        return None
