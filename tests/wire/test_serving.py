@@ -20,6 +20,7 @@ from starlette.responses import Response
 from greenroom.errors import (
     BadRequest,
     Forbidden,
+    GreenroomError,
     InternalError,
     MethodNotAllowed,
     NodeUnavailable,
@@ -163,6 +164,41 @@ async def test_a_lost_answer_is_unknown_for_a_mutation_and_unavailable_for_a_rea
             await client.call("POST", f"{url}/hang", Size, {}, deadline=0.2)
         with pytest.raises(NodeUnavailable):
             await client.call("GET", f"{url}/hang-get", Size, deadline=0.2)
+
+
+@pytest.mark.parametrize("role", ["node", "master"])
+async def test_an_error_names_no_address_and_the_log_does_once(
+    role: str, app: Starlette, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever keeps an answer from coming: the text reaches users, to whom our addresses are nothing."""
+    caplog.set_level("INFO", "greenroom.wire.calling")
+    credentials.ensure(tmp_path)
+    token = credentials.own_token(tmp_path, "master")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with served(app) as url:
+            masters = (url, nobody) if role == "master" else ()
+            async with RoleClient(token, masters=masters) as client:
+                told = []
+                for where, method, path, deadline in (
+                    (nobody, "GET", "/x", 10.0),
+                    (nobody, "POST", "/x", 10.0),
+                    (url, "POST", "/hang", 0.05),
+                    (url, "GET", "/hang-get", 0.05),
+                    (url, "GET", "/healthz", 10.0),
+                ):
+                    with pytest.raises(GreenroomError) as caught:
+                        await client.call(method, where + path, Size, deadline=deadline)
+                    told.append(caught.value.message)
+    assert not [text for text in told if "127.0.0.1" in text or "http" in text]
+    assert all(f"the {role}" in text for text in told)
+    records = [(record.levelname, record.getMessage()) for record in caplog.records]
+    for where in (url, nobody):
+        address = where.removeprefix("http://")
+        warned = [text for level, text in records if level == "WARNING" and address in text]
+        assert len(warned) == 1, records
+    assert any(level == "INFO" and "answers again" in text for level, text in records)
 
 
 async def test_without_a_credential_nobody_learns_which_paths_there_are(app: Starlette) -> None:

@@ -117,7 +117,8 @@ async def observe(state: StateDir) -> Observation:
     except GreenroomError as error:
         problems.append(error.message)
     else:
-        async with role_client(token) as client:
+        masters = [role.url for role in records if role.role == "master"]
+        async with role_client(token, masters=masters) as client:
             told = await _ask_master(client, records, problems)
             sandboxes = await _ask_nodes(client, records, told, problems)
     nodes = told.nodes if told is not None else []

@@ -3,11 +3,15 @@
 A call that could not be *sent* raises NodeUnavailable and may be repeated elsewhere. One whose answer was lost
 after it was sent raises OutcomeUnknown if it changes something (the caller asks by key), else NodeUnavailable.
 A call made for a request carries that request's id.
+
+Error texts reach users, so they name the kind of role and no address. Where it was is in this process's log: once when
+calls to an address begin to fail, and once when one has an answer again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Collection
 from typing import TypeVar
@@ -18,6 +22,9 @@ import msgspec
 from greenroom.errors import InternalError, NodeUnavailable, OutcomeUnknown, from_wire
 from greenroom.wire import logs, metrics
 
+_log = logging.getLogger(__name__)
+# A command has no log, and shows the error itself.
+_log.addHandler(logging.NullHandler())
 T = TypeVar("T")
 
 CALLS = metrics.counter(
@@ -38,6 +45,8 @@ class RoleClient:
         self._token = token
         self._masters = frozenset(_where(url) for url in masters)
         self._limit = connections_per_host
+        self._silent: set[str] = set()
+        """Addresses whose last call had no answer."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> RoleClient:
@@ -65,7 +74,7 @@ class RoleClient:
         callee = "master" if _where(url) in self._masters else "node"
         begun, outcome = time.perf_counter(), "unreachable"
         try:
-            answer = await self._call(method, url, kind, body, deadline)
+            answer = await self._call(method, url, kind, body, deadline, callee)
             outcome = "ok"
         except NodeUnavailable as error:
             # Without a cause it is the other role's own answer: it cannot reach somebody.
@@ -80,7 +89,9 @@ class RoleClient:
                 metrics.child(SECONDS, callee, outcome).observe(time.perf_counter() - begun)
         return answer
 
-    async def _call(self, method: str, url: str, kind: type[T], body: object, deadline: float) -> T:
+    async def _call(
+        self, method: str, url: str, kind: type[T], body: object, deadline: float, callee: str
+    ) -> T:
         if self._session is None:
             raise InternalError("the role client is not open")
         data = None if body is None else msgspec.json.encode(body)
@@ -95,11 +106,16 @@ class RoleClient:
                 payload = await response.read()
                 status = response.status
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NodeUnavailable(f"cannot connect to {_where(url)}") from error
+            self._note_silence(callee, url, error)
+            raise NodeUnavailable(f"the {callee} cannot be reached; try again shortly") from error
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._note_silence(callee, url, error)
             if method in ("GET", "HEAD"):
-                raise NodeUnavailable(f"no answer from {_where(url)}") from error
-            raise OutcomeUnknown(f"the answer of {_where(url)} to {method} was lost") from error
+                raise NodeUnavailable(f"no answer from the {callee}; try again shortly") from error
+            raise OutcomeUnknown(f"the {callee}'s answer was lost; what was asked for may be done") from error
+        if self._silent and (where := _where(url)) in self._silent:
+            self._silent.discard(where)
+            _log.info("the %s at %s answers again", callee, where)
         if status >= 400:
             parsed: object = None
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -110,11 +126,18 @@ class RoleClient:
         try:
             return msgspec.json.decode(payload, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InternalError(f"{_where(url)} answered something unreadable") from error
+            _log.error("the %s at %s answered %s with something unreadable", callee, _where(url), method)
+            raise InternalError(f"the {callee} answered something unreadable; the log has more") from error
+
+    def _note_silence(self, callee: str, url: str, error: Exception) -> None:
+        where = _where(url)
+        level = logging.DEBUG if where in self._silent else logging.WARNING
+        self._silent.add(where)
+        _log.log(level, "no answer from the %s at %s: %s", callee, where, str(error) or type(error).__name__)
 
 
 def _where(url: str) -> str:
-    """Host and port of a URL: error texts reach users, who need no internal paths."""
+    """Host and port of a URL."""
     return url.split("://", 1)[-1].split("/", 1)[0]
 
 
