@@ -59,6 +59,11 @@ def test_a_dead_node_is_named_and_its_sandboxes_are_left_out(fleet):
         assert client.get("/sandboxes").headers["x-greenroom-partial"] == "node-1"
         gone = client.get(f"/sandboxes/{on_second}")
         assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/timeout"), ("POST", "/pause"), ("POST", "/connect")):
+            told = client.request(method, f"/sandboxes/{on_second}{path}", json={"timeout": 9})
+            assert told.status_code in (503, 504)
+            assert "127.0.0.1" not in told.text, "where a node is concerns no client"
+            assert "the node" in told.json()["message"]
         fleet.call("operator", "DELETE", f"{fleet.masters[0].url}/v1/nodes/node-1", type(None))
         forgotten = until(
             lambda: client.get("/v2/sandboxes"), lambda answer: "x-greenroom-partial" not in answer.headers
@@ -82,6 +87,7 @@ def test_sandboxes_are_reachable_without_any_master(fleet):
         assert client.delete(f"/sandboxes/{sandbox_id}").status_code == 204
         refused = client.post("/v2/sandboxes", json={"templateID": "base"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["message"].startswith("the master cannot be reached")
         # An id of a node that was never heard of: nobody can be asked now.
         assert client.get("/sandboxes/i" + "0" * 19).status_code == 503
         assert not node.sandboxes

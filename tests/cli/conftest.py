@@ -42,7 +42,7 @@ class Home:
             **{
                 name: value for name, value in os.environ.items() if not name.startswith(("GREENROOM", "E2B"))
             },
-            "PYTHONPATH": str(SUPPORT),
+            "PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONWARNINGS": "error",
             "GREENROOM_STANDIN_TRACE": str(self.trace_file),
             "GREENROOM_STANDIN_SANDBOXES": str(self.journal),

@@ -296,6 +296,44 @@ def test_up_makes_one_default_key_and_keeps_it(home: Home) -> None:
     assert home.state.default_key.read_text(encoding="utf-8") == first
     (key,) = json.loads(home.ok("keys", "list", "--json"))
     assert key["name"] == "default"
-    home.ok("keys", "revoke", key["id"])
+    home.ok("keys", "revoke", key["id"], "--yes")
     home.ok("down")
     assert "made the API key" not in home.up(), "what was revoked is not made again"
+
+
+def test_the_key_that_env_prints_is_not_revoked_by_accident(home: Home) -> None:
+    home.up()
+    (key,) = json.loads(home.ok("keys", "list", "--json"))
+    refused = home.run("keys", "revoke", key["id"])
+    assert (refused.returncode, refused.stdout) == (1, "")
+    place = f"greenroom --state-dir {home.state.root}"
+    assert f"is the key that `{place} env` prints" in refused.stderr
+    assert f"`{place} keys create default --default` makes another" in refused.stderr
+    assert f"`{place} keys revoke {key['id']} --yes`" in refused.stderr
+    home.ok("env")
+    done = home.run("keys", "revoke", key["id"], "--yes")
+    assert done.stdout == f"revoked {key['id']}\n"
+    assert f"`{place} keys create default --default` makes another" in done.stderr
+    for command in (["env"], ["run", "--", "true"], ["exec", "i0", "--", "true"]):
+        told = home.run(*command)
+        assert (told.returncode, told.stdout) == (1, "")
+        assert f"`{place} keys create default --default`" in told.stderr
+    secret = home.ok("keys", "create", "default", "--default").strip()
+    assert json.loads(home.ok("env", "--json"))["E2B_API_KEY"] == secret
+    # Once there is another, the one before is like any other.
+    first = json.loads(home.ok("keys", "list", "--json"))[-1]
+    home.ok("keys", "create", "default", "--default")
+    assert home.run("keys", "revoke", first["id"]).stderr == ""
+    home.ok("env")
+
+
+def test_env_does_not_print_a_key_that_is_not_taken(home: Home) -> None:
+    home.up()
+    home.state.default_key.write_text(f"e2b_{'0' * 40}\n", encoding="utf-8")
+    done = home.run("env")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "was revoked, or is not one of this platform" in done.stderr
+    assert "keys create default --default" in done.stderr
+    file = home.root / "other.key"
+    file.write_text(f"e2b_{'1' * 40}\n", encoding="utf-8")
+    home.ok("env", "--key-file", str(file))

@@ -11,6 +11,8 @@ from greenroom.wire.credentials import write_private
 NAME = "default"
 OWNER = "default"
 """Owner of the keys made on the command line: one person runs the platform, so all its keys see all of it."""
+MAKE_ANOTHER = "`greenroom keys create default --default` makes another"
+"""What to do where there is none, or none that is good."""
 
 
 async def ensure_default_key(state: StateDir) -> str | None:
@@ -28,10 +30,29 @@ async def ensure_default_key(state: StateDir) -> str | None:
         if any(key.revoked_at is None or key.name == NAME for key in keys):
             return None
         _key, secret = await create_api_key(store, NAME, OWNER)
-        write_private(state.default_key, secret + "\n")
+        keep_secret(state, secret)
         return pasteable(f"made the API key {NAME!r}; `greenroom env` prints it", state.root)
     finally:
         await store.close()
+
+
+async def is_good(state: StateDir, secret: str) -> bool:
+    """Whether a secret is of a key that the platform takes: it is known and was not revoked."""
+    store = await SqliteStore.open(state.store)
+    try:
+        return await recognise(store, secret) is not None
+    finally:
+        await store.close()
+
+
+def keep_secret(state: StateDir, secret: str) -> None:
+    """Let this be the default key from now on."""
+    write_private(state.default_key, secret + "\n")
+
+
+def forget_secret(state: StateDir) -> None:
+    """There is no default key any more."""
+    state.default_key.unlink(missing_ok=True)
 
 
 def read_secret(state: StateDir) -> str | None:

@@ -41,6 +41,8 @@ def env(
 
     state = state_dir_of(context, state_dir)
     target = find_target(state, key_file)
+    if key_file is None:
+        _check_default(state, target)
     # With E2B_DEBUG set, to whatever, the SDKs talk to fixed local ports instead of the URLs here.
     unset = ["E2B_DEBUG"]
     values = {"E2B_API_KEY": target.key, "E2B_DOMAIN": target.domain}
@@ -56,6 +58,21 @@ def env(
     for name, value in values.items():
         print(f"export {name}={shlex.quote(value)}")
     print(f"unset {' '.join(unset)}")
+
+
+def _check_default(state: Path, target: Target) -> None:
+    """Raise SetupError for a default key that the platform does not take: whoever was given it would only get 401s."""
+    import asyncio
+
+    from greenroom.cli.default_key import MAKE_ANOTHER, is_good
+    from greenroom.cli.records import StateDir
+    from greenroom.errors import SetupError
+
+    if not asyncio.run(is_good(StateDir(state), target.key)):
+        raise SetupError(
+            "the default API key was revoked, or is not one of this platform\n"
+            f"{MAKE_ANOTHER}; or name a file that holds an API key with --key-file"
+        )
 
 
 def _bundle(state: Path, target: Target) -> str:

@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
         "greenroom keys create ci",
         "greenroom keys create ci > ci.key       # only the secret",
         "greenroom keys create alice --owner alice",
+        "greenroom keys create default --default  # what `greenroom env` prints from then on",
     )
 )
 def create(
@@ -50,17 +51,22 @@ def create(
             help="Whose sandboxes it sees: keys of one owner share theirs, others' do not exist for it",
         ),
     ] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="`env`, `run` and `exec` use it from now on.")
+    ] = False,
     json: JsonOption = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Make an API key and print its secret, which cannot be shown again."""
-    from greenroom.cli.default_key import OWNER
+    from greenroom.cli.default_key import OWNER, keep_secret
     from greenroom.cli.output import print_json, warn
+    from greenroom.cli.records import StateDir
     from greenroom.store.keys import create_api_key
 
-    key, secret = _with_store(
-        state_dir_of(context, state_dir), lambda store: create_api_key(store, name, owner or OWNER), make=True
-    )
+    root = state_dir_of(context, state_dir)
+    key, secret = _with_store(root, lambda store: create_api_key(store, name, owner or OWNER), make=True)
+    if default:
+        keep_secret(StateDir(root), secret)
     if json:
         print_json({"id": key.key_id, "name": key.name, "secret": secret})
         return
@@ -110,22 +116,47 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
     )
 
 
-@_keys.command(epilog=examples("greenroom keys revoke 3f2a91c07b5d"))
+@_keys.command(
+    epilog=examples("greenroom keys revoke 3f2a91c07b5d", "greenroom keys revoke 3f2a91c07b5d --yes")
+)
 def revoke(
     context: typer.Context,
     key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `keys list` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Also the key that `env`, `run` and `exec` use.")] = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Revoke an API key; whoever uses it is refused from then on."""
-    from greenroom.errors import NotFound
-    from greenroom.store.keys import list_api_keys, revoke_api_key
+    """Revoke an API key; whoever uses it is refused from then on.
 
-    async def work(store: SqliteStore) -> tuple[bool, list[ApiKey]]:
-        return await revoke_api_key(store, key_id), await list_api_keys(store)
+    The key that `greenroom env` prints is revoked only with --yes.
+    """
+    from greenroom.cli.default_key import MAKE_ANOTHER, forget_secret, read_secret
+    from greenroom.cli.hints import pasteable
+    from greenroom.cli.output import warn
+    from greenroom.cli.records import StateDir
+    from greenroom.errors import BadRequest, NotFound
+    from greenroom.store.keys import list_api_keys, recognise, revoke_api_key
 
-    revoked, keys = _with_store(state_dir_of(context, state_dir), work)
+    root = state_dir_of(context, state_dir)
+    state = StateDir(root)
+
+    async def work(store: SqliteStore) -> tuple[bool, bool, list[ApiKey]]:
+        default = await recognise(store, read_secret(state) or "")
+        is_default = default is not None and default.key_id == key_id
+        if is_default and not yes:
+            raise BadRequest(
+                f"{key_id} is the key that `greenroom env` prints and that `run` and `exec` use, and every program "
+                "that was started with it\n"
+                f"{MAKE_ANOTHER}, then this one can be revoked like any other\n"
+                f"`greenroom keys revoke {key_id} --yes` revokes it now, and leaves them without one"
+            )
+        return await revoke_api_key(store, key_id), is_default, await list_api_keys(store)
+
+    revoked, was_default, keys = _with_store(root, work)
     if revoked:
         print(f"revoked {key_id}")
+        if was_default:
+            forget_secret(state)
+            warn(pasteable(f"`env`, `run` and `exec` have no key now; {MAKE_ANOTHER}", root))
     elif any(key.key_id == key_id for key in keys):
         print(f"{key_id} is revoked already")
     elif named := [key for key in keys if key.name == key_id]:

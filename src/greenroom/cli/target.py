@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from greenroom.cli.default_key import read_secret
+from greenroom.cli.default_key import MAKE_ANOTHER, read_secret
 from greenroom.cli.records import StateDir
 from greenroom.config import RoleSpec
 from greenroom.errors import PermanentError, SetupError, TemporaryError
@@ -78,7 +78,7 @@ def _read_key(state: StateDir, key_file: Path | None) -> str:
     found = read_secret(state)
     if found is None:
         raise SetupError(
-            "there is no default API key here\n"
-            "Make one with `greenroom keys create NAME`, save it in a file and name that with --key-file"
+            "there is no default API key here, or it was revoked\n"
+            f"{MAKE_ANOTHER}; or name a file that holds an API key with --key-file"
         )
     return found
