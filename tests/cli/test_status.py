@@ -30,6 +30,48 @@ def test_all_is_up(home: Home) -> None:
     assert "top-secret" not in tables
 
 
+def test_what_a_node_keeps_that_is_not_started_again_is_told(home: Home) -> None:
+    home.up("--nodes", "2")
+    home.ok("down")
+    for node, names in (
+        ("node-0", ["asleep-iabcd000-1"]),
+        ("node-1", ["asleep-iefgh000-1", "asleep-iefgh001-1", "sefgh" + "0" * 15, ".making-x", "fork-x"]),
+    ):
+        for name in names:
+            directory = home.state.root / node / "snapshots" / name
+            directory.mkdir(parents=True)
+            (directory / "ram").write_bytes(b"x" * (1 << 20))
+    reported = home.up("--nodes", "1")
+    what = "node-1 is not started, and nobody can reach what it keeps: 2 paused sandboxes and 1 snapshot (3 MiB)"
+    way = f"`greenroom --state-dir {home.state.root} up --nodes 2` with your other options"
+    assert what in reported
+    assert way in reported
+    code, seen = home.status()
+    assert (code, seen.state) == (0, "up"), "what runs is well"
+    assert [(kept.node, kept.paused, kept.snapshots) for kept in seen.out_of_reach] == [("node-1", 2, 1)]
+    tables = home.ok("status")
+    assert what in tables
+    assert way in tables
+    home.ok("down")
+    assert "is not started" not in home.up("--nodes", "2")
+    assert home.status()[1].out_of_reach == []
+
+
+def test_what_each_node_keeps_is_shown(home: Home) -> None:
+    home.up()
+    file = home.state.root / "node-0" / "snapshots" / ("sabcd" + "0" * 15) / "layer-1"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x" * (3 << 20))
+    other = file.parent.with_name("sabcd" + "1" * 15) / "layer-1"
+    other.parent.mkdir()
+    os.link(file, other)
+    _, seen = home.status()
+    (node,) = seen.nodes
+    assert (node.sandboxes, node.paused, node.snapshots, node.kept_bytes) == (3, 2, 5, 3 << 20)
+    for column in ("paused", "snapshots", "kept", "3 MiB"):
+        assert column in home.ok("status")
+
+
 def test_a_frozen_master_degrades_and_does_not_hang(home: Home) -> None:
     home.up()
     master = home.pid("master-0")

@@ -50,7 +50,7 @@ def test_counts_change_nothing_that_others_wait_for():
     table = Membership(LEASE)
     table.register(status(), 0.0, 0.0)
     pool = PoolStatus(template="base", size="small", target=1, warm=1, starting=0, waiting=0)
-    assert table.heartbeat(status(pools=[pool], sandboxes=7), 1.0, 1.0) is False
+    assert table.heartbeat(status(pools=[pool], sandboxes=7, paused=3, snapshots=2), 1.0, 1.0) is False
     assert table.get("n0").status.sandboxes == 7
 
 

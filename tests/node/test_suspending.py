@@ -60,6 +60,7 @@ async def test_a_paused_sandbox_has_no_vm_and_comes_back_as_itself(
     assert (paused.state, paused.paused_memory) == ("paused", True)
     assert not runtime.vms
     assert keeper.list() == [paused]
+    assert (len(keeper), keeper.paused()) == (1, 1)
     assert keeper.lookup(made.sandbox_id) is None
     with pytest.raises(AlreadyPaused):
         await keeper.pause(made.sandbox_id)
@@ -75,6 +76,7 @@ async def test_a_paused_sandbox_has_no_vm_and_comes_back_as_itself(
     assert (answer.sandbox.token, answer.sandbox.metadata) == (made.token, made.metadata)
     assert answer.sandbox.ends_at > made.ends_at
     assert not runtime.saved
+    assert keeper.paused() == 0
     again = await keeper.resume(made.sandbox_id, 1.0)
     assert not again.resumed
     assert again.sandbox.ends_at == answer.sandbox.ends_at

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from greenroom.cli.hints import pasteable
+from greenroom.cli.kept import Kept, kept_by, out_of_reach
 from greenroom.cli.leftovers import live_roles
 from greenroom.cli.records import RoleRecord, StateDir, SupervisorRecord
 from greenroom.errors import GreenroomError
@@ -50,6 +51,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     draining: bool
     sandboxes: int
+    """Running and paused ones together."""
+    paused: int
+    snapshots: int
+    kept_bytes: int
+    """What paused sandboxes and snapshots take on this machine's disk."""
     last_seen: float
 
 
@@ -94,6 +100,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     started_at: float | None = None
     problems: list[str] = []
+    out_of_reach: list[Kept] = []
+    """What nodes keep that are not started; no fault of what runs, so it does not degrade."""
     roles: list[RoleView] = []
     nodes: list[NodeView] = []
     pools: list[PoolView] = []
@@ -134,8 +142,9 @@ async def observe(state: StateDir) -> Observation:
         version=supervisor.version,
         started_at=supervisor.started_at,
         problems=problems,
+        out_of_reach=out_of_reach(state.root, {role.name for role in records}),
         roles=[_role_view(role) for role in records],
-        nodes=[_node_view(node) for node in nodes],
+        nodes=[_node_view(node, kept_by(state.root, node.status.name)) for node in nodes],
         pools=_pool_views(nodes),
         templates=told.templates if told is not None else [],
         sandboxes=sandboxes,
@@ -233,7 +242,7 @@ def _role_view(role: RoleRecord) -> RoleView:
     )
 
 
-def _node_view(node: NodeInfo) -> NodeView:
+def _node_view(node: NodeInfo, kept: Kept) -> NodeView:
     return NodeView(
         name=node.status.name,
         code=node.status.code,
@@ -243,6 +252,9 @@ def _node_view(node: NodeInfo) -> NodeView:
         live=node.live,
         draining=node.status.draining,
         sandboxes=node.status.sandboxes,
+        paused=node.status.paused,
+        snapshots=node.status.snapshots,
+        kept_bytes=kept.disk_bytes,
         last_seen=node.last_seen,
     )
 

@@ -23,7 +23,9 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from greenroom import __version__
+from greenroom.cli import kept as kept_on_disk
 from greenroom.cli.children import Child, ProgressLine
+from greenroom.cli.hints import pasteable
 from greenroom.cli.interrupts import stop_signals
 from greenroom.cli.leftovers import describe, end_roles, sweep_nodes
 from greenroom.cli.plans import Plan, UpOptions, check_user, make_plan
@@ -174,6 +176,9 @@ class Supervisor:
                 case Announce(name, text):
                     self._show("notice", name, text)
                 case AllReady():
+                    for kept in kept_on_disk.out_of_reach(self._state.root, self._specs):
+                        text = kept_on_disk.describe(self._state.root, kept)
+                        self._show("notice", text=pasteable(text, self._state.root))
                     self._save(force=True)  # whoever is told finds it in the records
                     self._show("up", text=f"Greenroom is up at {self._plan.entry_url}")
                     for hint in self._hints:

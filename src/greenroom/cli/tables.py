@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from greenroom.cli.hints import pasteable
+from greenroom.cli.kept import describe, mib
 from greenroom.cli.observation import Observation
 from greenroom.cli.output import ago, print_table, until
 
@@ -15,9 +19,13 @@ def show(found: Observation) -> None:
         secured = "" if found.tls_port is None else f", with TLS on port {found.tls_port}"
         print(f"  entry {found.entry_url}{secured}, domain {found.domain}")
         print(f"  supervisor {found.pid}, up for {ago(found.started_at)}")
-    for problem in found.problems:
-        first, *rest = problem.splitlines()
-        print(f"  ! {first}")
+    place = Path(found.state_dir)
+    for mark, text in (
+        *(("!", problem) for problem in found.problems),
+        *(("-", pasteable(describe(place, kept), place)) for kept in found.out_of_reach),
+    ):
+        first, *rest = text.splitlines()
+        print(f"  {mark} {first}")
         for line in rest:
             print(f"    {line}")
     print()
@@ -61,15 +69,18 @@ def _show_nodes(found: Observation) -> None:
             node.engine,
             node.accelerator,
             str(node.sandboxes),
+            str(node.paused),
+            str(node.snapshots),
+            mib(node.kept_bytes),
             node.url,
         ]
         for node in found.nodes
     ]
     print_table(
         "Nodes",
-        ["name", "state", "engine", "accelerator", "sandboxes", "address"],
+        ["name", "state", "engine", "accelerator", "sandboxes", "paused", "snapshots", "kept", "address"],
         rows,
-        spare=["address", "accelerator", "engine"],
+        spare=["address", "accelerator", "engine", "kept", "snapshots", "paused"],
     )
 
 

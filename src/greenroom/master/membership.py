@@ -131,7 +131,7 @@ class Membership:
 
 def _visible(status: NodeStatus) -> NodeStatus:
     """The part of a status that others route by: counts change with every heartbeat and must wake nobody."""
-    return msgspec.structs.replace(status, pools=[], sandboxes=0)
+    return msgspec.structs.replace(status, pools=[], sandboxes=0, paused=0, snapshots=0)
 
 
 def _info(member: _Member) -> NodeInfo:

@@ -48,6 +48,10 @@ class Branching:
         self._journal = journal
         self._known = journal.snapshots()
 
+    def __len__(self) -> int:
+        """How many snapshots there are."""
+        return len(self._known)
+
     async def take(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotInfo:
         """Save a running sandbox, which goes on. Raises UnknownSandbox, BadRequest for one that is paused."""
         live = await self._running(sandbox_id)

@@ -294,6 +294,10 @@ class Residents:
     def __len__(self) -> int:
         return len(self._live)
 
+    def paused(self) -> int:
+        """How many of them are paused."""
+        return sum(live.life.phase == "paused" for live in self._live.values())
+
     def lookup(self, sandbox_id: str) -> Live | None:
         """The sandbox with this id for a request; one that is provisional, paused for good or ending is absent."""
         live = self._live.get(sandbox_id)

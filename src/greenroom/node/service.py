@@ -146,6 +146,8 @@ async def _serve(
             accelerator=engine.accelerator,
             pools=warmer.status(),
             sandboxes=len(keeper),
+            paused=keeper.paused(),
+            snapshots=len(branching),
             draining=drained,
         )
 

@@ -34,12 +34,11 @@ from greenroom.node.journal import Inner
 from greenroom.node.reaching import Reaching
 from greenroom.node.residents import Live, unknown
 from greenroom.runtime.engine import Identity, Snapshot, Vm, disk_of
+from greenroom.wire.ids import ASLEEP
 from greenroom.wire.messages import Resumed, Sandbox
 from greenroom.wire.tasks import spawn
 
 _log = logging.getLogger(__name__)
-ASLEEP = "asleep-"
-"""Prefix of the names of snapshots that are paused sandboxes."""
 LEAST_WOKEN = 300.0
 """Seconds that a sandbox woken by a request runs at least; else as long as it was made for (E2B's rule)."""
 SYNC_DEADLINE = 20.0

@@ -46,6 +46,10 @@ def is_snapshot_id(text: str) -> bool:
     return _SNAPSHOT.fullmatch(text) is not None
 
 
+ASLEEP = "asleep-"
+"""Begins the names of those snapshots that are paused sandboxes."""
+
+
 def new_template_id() -> str:
     """A fresh opaque template id of twenty characters, as E2B's are."""
     return _draw(20)

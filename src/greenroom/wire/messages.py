@@ -290,6 +290,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str = ""
     pools: list[PoolStatus] = []
     sandboxes: int = 0
+    """All that live here, the paused ones too."""
+    paused: int = 0
+    snapshots: int = 0
+    """That users took; a paused sandbox is none."""
     draining: bool = False
 
 

@@ -154,7 +154,7 @@ def master_routes(spec: RoleSpec) -> list[web.RouteDef]:
                 NodeInfo(
                     status=NodeStatus(
                         name=node.name, code="abcd", api_url=url, relay_host="127.0.0.1", relay_port=1,
-                        engine="standin", accelerator="", pools=[pool], sandboxes=1,
+                        engine="standin", accelerator="", pools=[pool], sandboxes=3, paused=2, snapshots=5,
                     ),
                     live=True,
                     last_seen=time.time(),
