@@ -59,7 +59,13 @@ def test_a_dead_node_is_named_and_its_sandboxes_are_left_out(fleet):
         assert client.get("/sandboxes").headers["x-greenroom-partial"] == "node-1"
         gone = client.get(f"/sandboxes/{on_second}")
         assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
-        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/timeout"), ("POST", "/pause"), ("POST", "/connect")):
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/timeout"),
+            ("POST", "/pause"),
+            ("POST", "/connect"),
+        ):
             told = client.request(method, f"/sandboxes/{on_second}{path}", json={"timeout": 9})
             assert told.status_code in (503, 504)
             assert "127.0.0.1" not in told.text, "where a node is concerns no client"

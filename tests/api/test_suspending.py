@@ -79,7 +79,9 @@ def test_the_statuses_of_a_resume(opts: dict[str, str]) -> None:
     assert call(opts, "POST", f"/sandboxes/{box.sandbox_id}/resume").status_code == 201
 
 
-@pytest.mark.parametrize("path", ["/v2/sandboxes/{}/connect", "/sandboxes/{}/connect", "/sandboxes/{}/resume"])
+@pytest.mark.parametrize(
+    "path", ["/v2/sandboxes/{}/connect", "/sandboxes/{}/connect", "/sandboxes/{}/resume"]
+)
 def test_a_sandbox_whose_memory_was_kept_may_be_booted(path: str, opts: dict[str, str]) -> None:
     box = Sandbox.create(**opts)
     path = path.format(box.sandbox_id)
@@ -87,7 +89,9 @@ def test_a_sandbox_whose_memory_was_kept_may_be_booted(path: str, opts: dict[str
     answer = call(opts, "POST", path, {"timeout": 60, "memory": False})
     assert (answer.status_code, answer.json()["sandboxID"]) == (201, box.sandbox_id)
     assert answer.json()["envdAccessToken"] == box._envd_access_token
-    messages = [entry["message"] for entry in call(opts, "GET", f"/v2/sandboxes/{box.sandbox_id}/logs").json()["logs"]]
+    messages = [
+        entry["message"] for entry in call(opts, "GET", f"/v2/sandboxes/{box.sandbox_id}/logs").json()["logs"]
+    ]
     assert "it was resumed by booting its disk" in messages
     # One that runs has nothing to resume.
     expected = 201 if path.endswith("resume") else 200

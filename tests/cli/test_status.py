@@ -42,7 +42,9 @@ def test_what_a_node_keeps_that_is_not_started_again_is_told(home: Home) -> None
             directory.mkdir(parents=True)
             (directory / "ram").write_bytes(b"x" * (1 << 20))
     reported = home.up("--nodes", "1")
-    what = "node-1 is not started, and nobody can reach what it keeps: 2 paused sandboxes and 1 snapshot (3 MiB)"
+    what = (
+        "node-1 is not started, and nobody can reach what it keeps: 2 paused sandboxes and 1 snapshot (3 MiB)"
+    )
     way = f"`greenroom --state-dir {home.state.root} up --nodes 2` with your other options"
     assert what in reported
     assert way in reported

@@ -72,7 +72,9 @@ async def test_a_pool_nobody_declared_makes_members_on_demand(warmer: Warmer) ->
 
 async def test_a_dry_pool_refuses_when_the_time_is_up(warmer: Warmer, runtime: SimulatedRuntime) -> None:
     runtime.restore_delay = 60
-    with pytest.raises(PoolDry, match="no base sandbox came free in time.*raise the pool's target") as caught:
+    with pytest.raises(
+        PoolDry, match=r"no base sandbox came free in time.*raise the pool's target"
+    ) as caught:
         await warmer.claim("base", SMALL, wait=0.05)
     assert caught.value.retry_after >= 1
     assert only(warmer).waiting == 0

@@ -122,7 +122,9 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
 def revoke(
     context: typer.Context,
     key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `keys list` shows it.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Also the key that `env`, `run` and `exec` use.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also the key that `env`, `run` and `exec` use.")
+    ] = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Revoke an API key; whoever uses it is refused from then on.

@@ -358,5 +358,8 @@ def _dry(template: str, full: bool, warm: _Warm, shortage: Shortage | None) -> P
     elif full:
         why, remedy = "", "try again shortly"
     else:
-        why, remedy = ": they are asked for faster than they are made", "try again shortly, or raise the pool's target"
+        why, remedy = (
+            ": they are asked for faster than they are made",
+            "try again shortly, or raise the pool's target",
+        )
     return PoolDry(f"{what}{why}; {remedy}", retry_after=2)
