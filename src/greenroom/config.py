@@ -116,7 +116,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cpu_headroom: Amount = 0.25
     """CPUs above the guest's count that QEMU may use for its I/O thread."""
     cpu_shares: Positive = 256
-    """Relative weight against the host's own work (1024 is a normal process)."""
+    """Weight of one VM's CPU time against other VMs, and against one that is just being made (1024). What all VMs
+    together weigh against the host's own work follows from its CPUs (`runtime.cgroups`)."""
     restore_mode: Literal["auto", "cow", "copy"] = "auto"
     """How a VM gets its RAM (see `runtime.modes`): `cow` shares the golden's until it is written, `copy` gives each
     VM all of it; `auto` measures both once for each golden and picks."""
@@ -206,6 +207,9 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds in which a connection that only a name can allow must name it (TLS ClientHello or HTTP head)."""
     idle_timeout: Length = 900.0
     """Seconds a connection may be silent in both directions."""
+    egress_memory_mib: Positive = 1280
+    """Memory of the process that carries these connections, MiB; above it, it is killed and started anew, which costs
+    all open ones. As many as there may be fit, each with all that it can hold (128 KiB) and with some to spare."""
 
 
 class LogsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -17,6 +18,9 @@ import pytest
 import greenroom
 from greenroom.config import NetworkConfig
 from greenroom.egress.__main__ import main
+from greenroom.runtime.cgroups import Cgroups
+from greenroom.runtime.companions import Companions
+from greenroom.runtime.slots import tag_of
 from greenroom.wire import gate
 from greenroom.wire.messages import Network
 from tests.support.waiting import until
@@ -122,6 +126,62 @@ async def test_an_order_that_cannot_be_carried_out_is_answered_so_and_the_next_o
             sock.close()
     assert not (await process.tell(gate.Close(8, "vm"))).error
     assert not (await process.tell(gate.Close(9, "vm"))).error
+
+
+async def test_a_flood_of_connections_is_bounded_in_number_and_memory(
+    process: Process, tmp_path: Path
+) -> None:
+    cgroups, flood = Cgroups.detect(), 1_500
+    companions = Companions(tmp_path, tag_of(tmp_path), cgroups)
+    companions.admit("egress", process.process.pid, 256 << 20)
+    try:
+        settings = NetworkConfig(
+            resolvers=["127.0.0.1:9"], connections_per_sandbox=20, new_connections_per_second=50
+        )
+        assert not (await process.tell(gate.Settings(1, settings))).error
+        sockets = [socket.create_server(("127.0.0.1", 0), backlog=4096),
+                   socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+                   socket.create_server(("127.0.0.1", 0))]  # fmt: skip
+        sockets[1].bind(("127.0.0.1", 0))
+        address = sockets[0].getsockname()
+        assert not (await process.tell(gate.Open(2, "vm", "sandbox", Network()), *sockets)).error
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            for number in range(flood):
+                one = stack.enter_context(socket.socket())
+                one.setblocking(False)
+                with contextlib.suppress(ConnectionError):
+                    await loop.sock_connect(one, address)
+                if number % 100 == 0:
+                    counts = (await process.tell(gate.Ping(10 + number))).counts
+                    assert counts is not None
+                    assert counts.open <= 20
+            number = 10 + flood
+
+            async def all_judged() -> bool:
+                nonlocal number
+                number += 1
+                counts = (await process.tell(gate.Ping(number))).counts
+                return counts is not None and sum(counts.connections.values()) == flood
+
+            async with asyncio.timeout(60):
+                while not await all_judged():
+                    pass
+        counts = (await process.tell(gate.Ping(number + 1))).counts
+        assert counts is not None
+        assert counts.connections["limited"] > 0
+        assert counts.open == 0
+        for sock in sockets:
+            sock.close()
+        (record,) = companions.recorded()
+        assert cgroups.pids(record.cgroup) == {process.process.pid}, "it has lived through it"
+        most = ("memory.max_usage_in_bytes", "memory.peak")
+        for file in (directory / name for directory in cgroups.directories(record.cgroup) for name in most):
+            if file.exists():
+                assert 0 < int(file.read_text()) < 128 << 20
+    finally:
+        process.end()
+        companions.clear()
 
 
 async def test_wrong_settings_are_told(process: Process) -> None:

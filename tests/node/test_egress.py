@@ -18,12 +18,15 @@ from pathlib import Path
 import pytest
 
 from greenroom.config import Config, NetworkConfig, VmConfig
-from greenroom.errors import BadRequest, RuntimeFailure
+from greenroom.errors import BadRequest, RuntimeFailure, SetupError
 from greenroom.node import egress as module
 from greenroom.node.egress import Gate
+from greenroom.runtime.cgroups import Cgroups
+from greenroom.runtime.companions import Companions
 from greenroom.runtime.engine import Vm
 from greenroom.runtime.namespaces import Outlets
 from greenroom.runtime.simulated import SimulatedRuntime, SimulatedVm
+from greenroom.runtime.slots import tag_of
 from greenroom.wire.messages import Network
 from greenroom.wire.network import Rules
 from tests.node.conftest import SMALL
@@ -151,6 +154,54 @@ async def test_a_process_that_dies_is_followed_by_one_that_knows_everything(
         assert (await ask(engine, "one"), await ask(engine, "other")) == (EMPTY, REFUSED)
         expected = {"empty": start, "refused": start - 1}
         await until(lambda expected=expected: gate.counts().dns == expected)
+
+
+async def test_a_process_that_takes_more_memory_than_it_may_is_killed_and_followed(
+    engine: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    companions = Companions(tmp_path, tag_of(tmp_path), Cgroups.detect())
+    allowed: list[int] = []
+
+    def confine(name: str, pid: int, memory: int) -> None:
+        allowed.append(memory)
+        # The first one gets less than Python itself needs.
+        companions.admit(name, pid, 4 << 20 if len(allowed) == 1 else memory)
+
+    monkeypatch.setattr(engine, "confine", confine)
+    config = Config(vm=VmConfig(engine="qemu"), network=NetworkConfig(resolvers=["127.0.0.1:9"]))
+    try:
+        async with Gate(engine, config, tmp_path, 0) as gate:
+            vm = a_vm("one")
+            await gate.apply(vm, "one", Network())
+            await until(lambda: gate.starts > 1, 30)
+            assert await ask(engine, "one") == EMPTY
+            (record,) = companions.recorded()
+            assert gate.pid in Cgroups.detect().pids(record.cgroup)
+    finally:
+        companions.clear()
+    assert set(allowed) == {config.network.egress_memory_mib << 20}
+    assert "exit status -9" in caplog.text
+
+
+async def test_a_process_that_cannot_be_bounded_serves_nobody(
+    engine: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused: list[int] = []
+
+    def confine(_name: str, pid: int, _memory: int) -> None:
+        if len(refused) < 2:
+            refused.append(pid)
+            raise SetupError("the egress process cannot be bounded")
+
+    monkeypatch.setattr(engine, "confine", confine)
+    config = Config(vm=VmConfig(engine="qemu"), network=NetworkConfig(resolvers=["127.0.0.1:9"]))
+    async with Gate(engine, config, tmp_path, 0) as gate:
+        await gate.apply(a_vm("one"), "one", Network())
+        await until(lambda: gate.pid is not None, 30)
+        assert not [pid for pid in refused if Path(f"/proc/{pid}").exists()]
+        assert gate.starts == 1
+        assert await ask(engine, "one") == EMPTY
+    assert "cannot be bounded" in caplog.text
 
 
 async def test_a_process_that_hangs_is_ended_and_followed(

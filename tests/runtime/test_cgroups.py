@@ -73,6 +73,47 @@ def test_v1_writes_every_bound(tmp_path: Path) -> None:
     assert (tmp_path / "pids/greenroom/tag/1/pids.max").read_text() == "64\n"
 
 
+@pytest.mark.parametrize(
+    ("cpus", "shares", "weight"),
+    [
+        (1, 1024, 100),
+        (2, 2048, 100),
+        (3, 3072, 118),
+        (8, 8192, 313),
+        (64, 65536, 2500),
+        (1024, 262_144, 10_000),
+    ],
+    ids=lambda value: str(value),
+)
+def test_all_guests_together_weigh_as_much_as_kubelet_gives_its_pods(
+    cpus: int, shares: int, weight: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    v1 = Cgroups(1, {name: tmp_path / name for name in ("memory", "cpu", "pids")})
+    v2 = Cgroups(2, {"unified": tmp_path / "unified"})
+    (tmp_path / "unified").mkdir()
+    for cgroups in (v1, v2):
+        cgroups.create("greenroom/tag/1", LIMITS)
+        cgroups.create("greenroom-services/tag-egress", LIMITS)
+    assert (tmp_path / "cpu/greenroom/cpu.shares").read_text() == f"{shares}\n"
+    assert (tmp_path / "unified/greenroom/cpu.weight").read_text() == f"{weight}\n"
+    # VMs among themselves, and what is no VM, are none of it.
+    assert (tmp_path / "cpu/greenroom/tag/1/cpu.shares").read_text() == "512\n"
+    assert (tmp_path / "unified/greenroom/tag/1/cpu.weight").read_text() == "50\n"
+    assert not (tmp_path / "cpu/greenroom-services/cpu.shares").exists()
+    assert not (tmp_path / "unified/greenroom-services/cpu.weight").exists()
+
+
+def test_the_weight_is_there_again_after_another_node_has_removed_the_parent(tmp_path: Path) -> None:
+    cgroups = Cgroups(1, {name: tmp_path / name for name in ("memory", "cpu", "pids")})
+    cgroups.create("greenroom/tag/1", LIMITS)
+    shares = tmp_path / "cpu/greenroom/cpu.shares"
+    before = shares.read_text()
+    shares.unlink()
+    cgroups.create("greenroom/tag/2", LIMITS)
+    assert shares.read_text() == before
+
+
 def test_killing_and_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
     cgroups = Cgroups(2, {"unified": tmp_path})
     assert cgroups.kill("greenroom/none") == 0

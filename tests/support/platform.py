@@ -145,7 +145,11 @@ class Platform:
                 found["processes"].append(f"{process.pid} {words[:120]}")
         for tag in self.tags():
             found["namespaces"] += listing(f"gr-{tag}")
-            found["cgroups"] += [f"{tag}/{name}" for name in Cgroups.detect().children(f"greenroom/{tag}")]
+            cgroups = Cgroups.detect()
+            found["cgroups"] += [f"{tag}/{name}" for name in cgroups.children(f"greenroom/{tag}")]
+            found["cgroups"] += [
+                name for name in cgroups.children("greenroom-services") if name.startswith(f"{tag}-")
+            ]
             registry = Path("/run/greenroom/uids")
             found["uids"] += [
                 f"block {entry.name} of {tag}"

@@ -25,7 +25,7 @@ import msgspec
 from prometheus_client.core import Metric
 
 from greenroom.config import Config
-from greenroom.errors import RuntimeFailure
+from greenroom.errors import GreenroomError, RuntimeFailure
 from greenroom.runtime.engine import Runtime, Vm
 from greenroom.runtime.namespaces import Outlets
 from greenroom.wire import gate, metrics
@@ -250,8 +250,8 @@ class Gate:
         while True:
             began = loop.time()
             try:
-                link = _Link(self._home, self._runtime.service_uid, self._replica, self._config.logs.level)
-            except OSError as error:
+                link = await self._start()
+            except (OSError, GreenroomError) as error:
                 _log.error("the egress process cannot be started, next try in %.1f s: %s", pause, error)
             else:
                 self.starts += 1
@@ -273,6 +273,16 @@ class Gate:
                 pause = BACKOFF_FIRST
             await asyncio.sleep(pause)
             pause = min(2 * pause, BACKOFF_LAST)
+
+    async def _start(self) -> _Link:
+        """A process that is bounded before it is told of any sandbox. Raises OSError, SetupError."""
+        link = _Link(self._home, self._runtime.service_uid, self._replica, self._config.logs.level)
+        try:
+            self._runtime.confine("egress", link.process.pid, self._config.network.egress_memory_mib << 20)
+        except BaseException:
+            await asyncio.shield(link.end())
+            raise
+        return link
 
     async def _watch(self, link: _Link) -> None:
         """Return when the process has ended or says nothing any more."""

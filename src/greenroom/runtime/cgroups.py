@@ -18,10 +18,30 @@ from greenroom.errors import SetupError
 
 _PERIOD_US = 100_000
 CONTROLLERS = ("memory", "cpu", "pids")
+GUESTS = "greenroom"
+"""The cgroup under which those of all VMs lie, of every node on the machine."""
+NORMAL_SHARES, NORMAL_WEIGHT = 1024, 100
+"""What a cgroup weighs that nobody gave a weight, by v1 and v2."""
+_MOST_SHARES = 262_144
+
+
+def guests_weight(cpus: int, version: int) -> int:
+    """What all guests together weigh on a machine with so many CPUs, in the unit of the cgroup version.
+
+    Against the rest of the host the whole of them counts as one cgroup; left alone it would weigh as much as a single
+    process there, however many guests are in it and however many CPUs they could use. As kubelet does for the pods
+    of a machine it gets 1024 shares a CPU, in v2 by the conversion of Kubernetes' KEP-2254, which maps 2 to 262144
+    shares on weights of 1 to 10000. That makes 39 of the 1024 shares that a normal cgroup has, so for one and two
+    CPUs the normal weight of 100 stays: guests never weigh less than if nothing had been set.
+    """
+    shares = min(NORMAL_SHARES * cpus, _MOST_SHARES)
+    if version == 1:
+        return shares
+    return max(NORMAL_WEIGHT, 1 + (shares - 2) * 9_999 // 262_142)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory in bytes, CPUs as a float, threads; `cpu_shares` is the v1 weight (1024 is normal)."""
+    """Memory in bytes, CPUs as a float, threads; `cpu_shares` is the v1 weight (1024 is normal), among siblings."""
 
     memory: int
     cpus: float
@@ -76,14 +96,17 @@ class Cgroups:
             self._enable_down_to(path)
         for directory in self.directories(path):
             directory.mkdir(parents=True, exist_ok=True)
+        if path.startswith(f"{GUESTS}/"):
+            # Each time: another node that ends may have removed it meanwhile.
+            self._set_weight(GUESTS, guests_weight(os.cpu_count() or 1, self.version))
         quota = int(limits.cpus * _PERIOD_US)
         if self.version == 2:
             directory = self.directories(path)[0]
             _write(directory / "memory.max", limits.memory)
             _write_if_there(directory / "memory.swap.max", 0)
             _write(directory / "cpu.max", f"{quota} {_PERIOD_US}")
-            _write(directory / "cpu.weight", max(1, min(10_000, limits.cpu_shares * 100 // 1024)))
             _write(directory / "pids.max", limits.pids)
+            self.weigh(path, limits.cpu_shares)
             return
         memory = self._mounts["memory"] / path
         _write(memory / "memory.limit_in_bytes", limits.memory)
@@ -91,16 +114,20 @@ class Cgroups:
         cpu = self._mounts["cpu"] / path
         _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
         _write(cpu / "cpu.cfs_quota_us", quota)
-        _write(cpu / "cpu.shares", limits.cpu_shares)
+        self.weigh(path, limits.cpu_shares)
         _write(self._mounts["pids"] / path / "pids.max", limits.pids)
 
     def weigh(self, path: str, cpu_shares: int) -> None:
-        """Give the cgroup another weight against others; 1024 is that of a normal process."""
+        """Give the cgroup another weight against its siblings; 1024 is that of a normal process."""
         if self.version == 2:
-            weight = max(1, min(10_000, cpu_shares * 100 // 1024))
+            cpu_shares = max(1, min(10_000, cpu_shares * NORMAL_WEIGHT // NORMAL_SHARES))
+        self._set_weight(path, cpu_shares)
+
+    def _set_weight(self, path: str, weight: int) -> None:
+        if self.version == 2:
             _write(self.directories(path)[0] / "cpu.weight", weight)
         else:
-            _write(self._mounts["cpu"] / path / "cpu.shares", cpu_shares)
+            _write(self._mounts["cpu"] / path / "cpu.shares", weight)
 
     def _enable_down_to(self, path: str) -> None:
         """v2: a controller works in a child only when its parent passes it on."""

@@ -199,6 +199,12 @@ class Runtime(Protocol):
     def service_uid(self) -> int:
         """A uid of this node's own that no VM has."""
 
+    def confine(self, name: str, pid: int, memory: int) -> None:
+        """Bound a process that the node runs beside its VMs to `memory` bytes. Raises SetupError.
+
+        What that takes of the host is removed by `close` and `detach`, or by the `sweep` of a later run.
+        """
+
     async def restrict(self, vm: Vm, rules: Rules) -> None:
         """Refuse in the VM's own namespace what these network rules deny by address; nothing if they are in force.
 

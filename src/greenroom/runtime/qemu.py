@@ -33,8 +33,9 @@ from greenroom.images.cache import publish
 from greenroom.images.commands import find
 from greenroom.runtime import capture, disks, guestclient, memory, namespaces, places, probe
 from greenroom.runtime import golden as goldens
-from greenroom.runtime.cgroups import Cgroups
+from greenroom.runtime.cgroups import GUESTS, Cgroups
 from greenroom.runtime.command import Machine, qemu
+from greenroom.runtime.companions import Companions
 from greenroom.runtime.disk_alone import DiskAloneStore
 from greenroom.runtime.engine import (
     Adopted,
@@ -81,6 +82,7 @@ class QemuRuntime:
         self._fence = Fence(
             self._slots, Cgroups.detect(), lambda machine: limits_of(machine, self._settings), baseline
         )
+        self._companions = Companions(self._slots.home, self._slots.tag, self._fence.cgroups)
         self._images: dict[str, Image] = {}
         self._vms: dict[str, QemuVm] = {}
         self._info: EngineInfo | None = None
@@ -417,6 +419,9 @@ class QemuRuntime:
     def service_uid(self) -> int:
         return self._slots.service_uid
 
+    def confine(self, name: str, pid: int, memory: int) -> None:
+        self._companions.admit(name, pid, memory)
+
     async def restrict(self, vm: Vm, rules: Rules) -> None:
         await self._own(vm).restrict(ruleset(rules))
 
@@ -480,6 +485,7 @@ class QemuRuntime:
         self._vms.clear()
         self._uses.clear()
         self._close_goldens()
+        await asyncio.to_thread(self._companions.clear)
 
     def _close_goldens(self) -> None:
         self._loading.close()
@@ -500,6 +506,8 @@ class QemuRuntime:
                 removed[kind] += count
             self._slots.forget(owner, directory)
             removed["directories"] += 1
+        for kind, count in self._companions.sweep().items():
+            removed[kind] += count
         removed["directories"] += self._store.sweep()
         for manifest in self._store.all():
             self._on_hand.note_use(manifest.golden, manifest.image)
@@ -508,25 +516,26 @@ class QemuRuntime:
     def left(self) -> dict[str, int]:
         """What is on the host under this node's tag right now, by kind; all zero after a clean end."""
         tag = self._slots.tag
-        cgroup = f"greenroom/{tag}"
+        cgroup = f"{GUESTS}/{tag}"
         children = self._fence.cgroups.children(cgroup)
         return {
             "processes": sum(len(self._fence.cgroups.pids(f"{cgroup}/{name}")) for name in children),
             "namespaces": len(namespaces.listing(f"gr-{tag}-")),
-            "cgroups": len(children),
+            "cgroups": len(children) + len(self._companions.recorded()),
             "directories": len(list(self._slots.recorded())) + len(self._store.left()),
         }
 
     def release(self) -> None:
         """Give back what outlives single VMs: the node's cgroup parent and its uid block."""
         cgroups = self._fence.cgroups
-        cgroups.remove(f"greenroom/{self._slots.tag}")
-        cgroups.remove_if_empty("greenroom")
+        cgroups.remove(f"{GUESTS}/{self._slots.tag}")
+        cgroups.remove_if_empty(GUESTS)
         self._slots.release_block()
 
     async def close(self) -> None:
         await self._stock.close()
         await asyncio.gather(*(self.stop(vm) for vm in list(self._vms.values())))
         self._close_goldens()
+        await asyncio.to_thread(self._companions.clear)
         if not any(self.left().values()):
             await asyncio.to_thread(self.release)

@@ -178,6 +178,9 @@ class SimulatedRuntime:
     def service_uid(self) -> int:
         return 65534
 
+    def confine(self, name: str, pid: int, memory: int) -> None:
+        """It has no cgroups."""
+
     async def restrict(self, vm: Vm, rules: Rules) -> None:
         self._own(vm)
 
