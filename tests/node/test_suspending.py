@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -18,6 +19,7 @@ from greenroom.errors import (
     UnknownSandbox,
     UnknownSnapshot,
 )
+from greenroom.guest.signing import signature
 from greenroom.node.branching import Branching
 from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
@@ -30,6 +32,7 @@ from greenroom.wire.messages import (
     Inbound,
     Lifespan,
     Sandbox,
+    SignedUrl,
     SnapshotRequest,
     TimeoutRequest,
 )
@@ -233,6 +236,33 @@ async def test_at_its_time_out_it_is_paused_and_a_request_wakes_it(
     assert woken.state == "running"
     assert woken.ends_at - keeper._clock.now() == pytest.approx(300, abs=60)
     assert await live.ready() is False
+
+
+@pytest.mark.parametrize(
+    ("expiration", "awake", "asleep"),
+    [
+        (None, True, True),
+        ("9999999999", True, True),
+        ("1", True, False),
+        ("soon", True, False),
+        ("", True, False),
+    ],
+    ids=["no end", "far off", "over", "no number", "empty"],
+)
+async def test_a_signature_that_is_over_finds_no_sandbox_that_it_would_wake(
+    expiration: str | None, awake: bool, asleep: bool, keeper: Keeper, ask: Ask
+) -> None:
+    """One that runs says for itself what is wrong with it, as E2B does."""
+    made = await claimed(keeper, ask(lifespan=WAKES))
+    assert made.token is not None
+    fields = {"path": "/a", "signature": signature("/a", "read", "", made.token, expiration)}
+    if expiration is not None:
+        fields["signature_expiration"] = expiration
+    url = SignedUrl(urlencode(fields), ("read",))
+    assert keeper.signer(url) == (made.sandbox_id if awake else None)
+    await keeper.pause(made.sandbox_id)
+    assert keeper.signer(url) == (made.sandbox_id if asleep else None)
+    assert keeper.signer(SignedUrl("path=/a&signature=v1_wrong", ("read",))) is None
 
 
 async def test_a_request_that_comes_while_it_is_being_paused_waits_and_wakes_it(

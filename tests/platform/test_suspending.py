@@ -112,6 +112,48 @@ def test_a_request_wakes_a_sandbox_and_is_answered(sdk: Platform) -> None:
     assert box.kill() is True
 
 
+def test_who_may_not_come_in_wakes_no_sandbox(sdk: Platform) -> None:
+    """Neither a request without the traffic token nor a signed URL that is wrong or over; who may, does."""
+    url = sdk.env()["E2B_SANDBOX_URL"]
+    box = Sandbox.create(
+        timeout=300,
+        lifecycle={"on_timeout": "pause", "auto_resume": True},
+        network={"allow_public_traffic": False},
+    )
+    box.files.write("kept", "kept")
+    token = box.traffic_access_token
+    assert token
+    right, over = box.download_url("kept"), box.download_url("kept", use_signature_expiration=-5)
+    assert box.pause() is True
+    to_port = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "8000"}
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        for more in (
+            {},
+            {"e2b-traffic-access-token": "wrong"},
+            {"e2b-traffic-access-token": token[:-1]},
+            {"X-Access-Token": token},
+            {"Authorization": f"Bearer {token}"},
+            upgrade,
+        ):
+            assert client.get(url, headers={**to_port, **more}).status_code == 403
+        for signed in (
+            over,
+            right.replace("kept", "else"),
+            right + "x",
+            right.replace("signature=", "signature=x"),
+        ):
+            assert client.get(signed).status_code == 401
+        assert box.get_info().state == SandboxState.PAUSED
+        # Nothing listens there, but the sandbox had to run to say so.
+        assert client.get(url, headers={**to_port, "e2b-traffic-access-token": token}).status_code == 502
+        assert box.get_info().state == SandboxState.RUNNING
+        assert box.pause() is True
+        assert client.get(right).text == "kept"
+        assert box.get_info().state == SandboxState.RUNNING
+    assert box.kill() is True
+
+
 def test_snapshots_and_what_starts_from_them(sdk: Platform) -> None:
     box = Sandbox.create(timeout=300)
     box.files.write("/home/user/counter.py", COUNTER)

@@ -326,7 +326,7 @@ async def test_an_adopted_vm_is_captured_and_its_children_outlive_a_node(
         ).st_ino
         os.close(fd)
         async with child(third, after, token="c") as sibling:
-            assert os.fstat(third._uses[sibling.name].ram).st_ino == inode
+            assert os.fstat(third._uses[sibling.name][1].ram).st_ino == inode
         async with child(third, last, hostname="last", token="c") as sibling:
             assert (await sh(sibling, "hostname; cat /dev/shm/mark", token="c")).out == "last\ntwo\n"
 

@@ -22,12 +22,13 @@ from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
 from greenroom.node.journal import Entry, Inner, Journal, digest_of
 from greenroom.node.residents import Live
+from greenroom.node.signatures import is_over, owner_of
 from greenroom.node.suspending import Suspending
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import ClockReading, Identity, Runtime, Snapshot, Vm
 from greenroom.wire import logs
 from greenroom.wire.ids import new_sandbox_id
-from greenroom.wire.messages import ClaimRequest, Sandbox
+from greenroom.wire.messages import ClaimRequest, Sandbox, SignedUrl
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -67,6 +68,17 @@ class Keeper(Suspending):
     async def __aexit__(self, *exc: object) -> None:
         await stop(*self._pending.values())
         await super().__aexit__(*exc)
+
+    def signer(self, url: SignedUrl) -> str | None:
+        """The sandbox whose signature a URL has, if one here has it.
+
+        None also for a signature that is over, where a sandbox would have to be resumed to say so itself.
+        """
+        found = owner_of(url, self.tokens())
+        live = None if found is None else self._live.get(found)
+        if live is not None and live.life.phase in ("pausing", "paused") and is_over(url, self._clock.now()):
+            return None
+        return found
 
     def tokens(self) -> Iterator[tuple[str, str]]:
         """Id and token of each sandbox that `lookup` finds and that has one."""

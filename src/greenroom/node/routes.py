@@ -13,7 +13,6 @@ from greenroom.errors import BadRequest
 from greenroom.node.branching import Branching
 from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
-from greenroom.node.signatures import owner_of
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Snapshot
 from greenroom.wire import logs, metrics
@@ -125,7 +124,7 @@ def routes(
 
     async def signatures(request: Request) -> Response:
         url = await read_json(request, SignedUrl)
-        return json_response(SignatureOwner(owner_of(url, keeper.tokens())))
+        return json_response(SignatureOwner(keeper.signer(url)))
 
     async def set_pools(request: Request) -> Response:
         specs = await read_json(request, list[PoolSpec])

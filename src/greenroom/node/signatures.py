@@ -45,6 +45,17 @@ def owner_of(url: SignedUrl, tokens: Iterable[tuple[str, str]]) -> str | None:
     return found
 
 
+def is_over(url: SignedUrl, now: float) -> bool:
+    """Whether the signature of `url` had ended at `now` (Unix seconds), or its end is no time at all."""
+    expiration = _arguments(url.query).get("signature_expiration")
+    if expiration is None:
+        return False
+    try:
+        return int(expiration) < now
+    except ValueError:
+        return True
+
+
 def _arguments(query: str) -> dict[str, str]:
     """The query as the agent reads it: of a repeated name the first value counts. Empty if it cannot be read."""
     try:
