@@ -10,6 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from greenroom.api.nodes import Fleet
+from greenroom.config import Config
+from greenroom.errors import NodeUnavailable
+from greenroom.wire.calling import RoleClient
 from greenroom.wire.messages import NodeList
 from tests.support.cluster import Cluster, cluster, http
 
@@ -110,6 +114,22 @@ def test_the_next_master_is_asked_when_one_is_gone(fleet):
         fleet.masters.pop(0)
         sandbox = fleet.node("node-1").add(owner="me")
         assert client.get(f"/sandboxes/{sandbox.sandbox_id}").status_code == 200
+
+
+async def test_every_master_is_asked_whichever_is_followed_meanwhile():
+    """The node table turns away from a dead master at the same moment: the one that lives was then left out."""
+    asked = []
+    fleet = Fleet(RoleClient("token"), ["first", "second", "third"], Config())
+
+    async def ask(master):
+        asked.append(master)
+        fleet._master = (fleet._master + 1) % 3
+        if master != "third":
+            raise NodeUnavailable("it is dead")
+        return master
+
+    assert await fleet._any_master(ask) == "third"
+    assert asked == ["first", "second", "third"]
 
 
 def test_an_api_that_starts_before_everything_else(fleet):

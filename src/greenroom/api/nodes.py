@@ -151,9 +151,10 @@ class Fleet:
     async def _any_master(self, call: Callable[[str], Awaitable[T]]) -> T:
         """What the first master that can be reached answers, beginning with the one in use."""
         last: GreenroomError = NodeUnavailable("no master is configured")
-        for step in range(len(self._masters)):
+        # `follow` may turn to another one meanwhile, and each is to be asked.
+        for master in [*self._masters[self._master :], *self._masters[: self._master]]:
             try:
-                return await call(self._masters[(self._master + step) % len(self._masters)])
+                return await call(master)
             except NodeUnavailable as error:
                 last = error
         raise last
