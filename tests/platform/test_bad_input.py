@@ -66,7 +66,7 @@ def test_a_body_that_is_too_large_and_does_not_say_so(client: httpx.Client) -> N
     check(client.post("/v2/sandboxes", content=pieces()), 413)
 
 
-@pytest.mark.parametrize("size", [5_000, 20_000, 60_000, 70_000])
+@pytest.mark.parametrize("size", [5_000, 20_000, 60_000])
 def test_oversized_queries_and_headers_are_the_clients_mistake(client: httpx.Client, size: int) -> None:
     """A signed URL with a long signature was answered 503, which clients repeat."""
     long = "x" * size

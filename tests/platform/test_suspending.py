@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -182,6 +183,31 @@ def test_snapshots_and_what_starts_from_them(sdk: Platform) -> None:
     assert Sandbox.delete_snapshot(again.snapshot_id) is True
     for each in (box, *children, grandchild):
         assert each.kill() is True
+
+
+def test_creates_from_a_snapshot_that_is_deleted_meanwhile_are_made_or_find_none(sdk: Platform) -> None:
+    env = sdk.env()
+    box = Sandbox.create(timeout=300)
+    with httpx.Client(
+        base_url=env["E2B_API_URL"], headers={"X-API-Key": env["E2B_API_KEY"]}, trust_env=False, timeout=120
+    ) as client:
+
+        def create(snapshot_id: str) -> httpx.Response:
+            return client.post("/v2/sandboxes", json={"templateID": snapshot_id, "timeout": 300})
+
+        for _ in range(3):
+            taken = box.create_snapshot().snapshot_id
+            with ThreadPoolExecutor(6) as pool:
+                asked = [pool.submit(create, taken) for _ in range(6)]
+                deleted = client.delete(f"/templates/{taken}").status_code
+                answers = [each.result() for each in asked]
+            assert deleted == 204
+            for answer in answers:
+                assert answer.status_code in (201, 404), answer.text
+                if answer.status_code == 201:
+                    assert client.delete(f"/sandboxes/{answer.json()['sandboxID']}").status_code == 204
+            assert create(taken).status_code == 404
+    assert box.kill() is True
 
 
 def test_forks_go_on_apart(sdk: Platform) -> None:
