@@ -54,6 +54,8 @@ def test_what_a_node_keeps_that_is_not_started_again_is_told(home: Home) -> None
     tables = home.ok("status")
     assert what in tables
     assert way in tables
+    assert [(node.name, node.started) for node in seen.nodes] == [("node-0", True), ("node-1", False)]
+    assert "not started" in tables
     home.ok("down")
     assert "is not started" not in home.up("--nodes", "2")
     assert home.status()[1].out_of_reach == []

@@ -7,6 +7,7 @@ through here are left behind here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -48,6 +49,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     engine: str
     accelerator: str
+    started: bool
+    """Whether this run started it; the master still knows those of earlier ones."""
     live: bool
     draining: bool
     sandboxes: int
@@ -130,7 +133,12 @@ async def observe(state: StateDir) -> Observation:
             told = await _ask_master(client, records, problems)
             sandboxes = await _ask_nodes(client, records, told, problems)
     nodes = told.nodes if told is not None else []
-    problems += [f"node {node.status.name} does not report" for node in nodes if not node.live]
+    started = {role.name for role in records if role.role == "node"}
+    problems += [
+        f"node {node.status.name} does not report"
+        for node in nodes
+        if not node.live and node.status.name in started
+    ]
     return Observation(
         state="degraded" if problems else "up",
         phase=supervisor.state,
@@ -142,9 +150,9 @@ async def observe(state: StateDir) -> Observation:
         version=supervisor.version,
         started_at=supervisor.started_at,
         problems=problems,
-        out_of_reach=out_of_reach(state.root, {role.name for role in records}),
+        out_of_reach=out_of_reach(state.root, started),
         roles=[_role_view(role) for role in records],
-        nodes=[_node_view(node, kept_by(state.root, node.status.name)) for node in nodes],
+        nodes=[_node_view(node, started, kept_by(state.root, node.status.name)) for node in nodes],
         pools=_pool_views(nodes),
         templates=told.templates if told is not None else [],
         sandboxes=sandboxes,
@@ -199,7 +207,12 @@ async def _ask_nodes(
     """Every node's sandboxes, oldest first. Without a master the nodes are found in the records."""
     places = {role.name: role.url for role in records if role.role == "node" and role.state == "ready"}
     if told is not None:
-        places |= {node.status.name: node.status.api_url for node in told.nodes if node.live}
+        known = {role.name for role in records if role.role == "node"}
+        places |= {
+            node.status.name: node.status.api_url
+            for node in told.nodes
+            if node.live and node.status.name in known
+        }
 
     async def one(name: str, url: str) -> list[SandboxView]:
         try:
@@ -242,13 +255,14 @@ def _role_view(role: RoleRecord) -> RoleView:
     )
 
 
-def _node_view(node: NodeInfo, kept: Kept) -> NodeView:
+def _node_view(node: NodeInfo, started: Collection[str], kept: Kept) -> NodeView:
     return NodeView(
         name=node.status.name,
         code=node.status.code,
         url=node.status.api_url,
         engine=node.status.engine,
         accelerator=node.status.accelerator,
+        started=node.status.name in started,
         live=node.live,
         draining=node.status.draining,
         sandboxes=node.status.sandboxes,

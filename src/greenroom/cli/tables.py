@@ -6,7 +6,7 @@ from pathlib import Path
 
 from greenroom.cli.hints import pasteable
 from greenroom.cli.kept import describe, mib
-from greenroom.cli.observation import Observation
+from greenroom.cli.observation import NodeView, Observation
 from greenroom.cli.output import ago, print_table, until
 
 
@@ -65,7 +65,7 @@ def _show_nodes(found: Observation) -> None:
     rows = [
         [
             node.name,
-            "draining" if node.draining else "live" if node.live else f"lost {ago(node.last_seen)} ago",
+            _state_of(node),
             node.engine,
             node.accelerator,
             str(node.sandboxes),
@@ -82,6 +82,14 @@ def _show_nodes(found: Observation) -> None:
         rows,
         spare=["address", "accelerator", "engine", "kept", "snapshots", "paused"],
     )
+
+
+def _state_of(node: NodeView) -> str:
+    if not node.started:
+        return "not started"
+    if node.draining:
+        return "draining"
+    return "live" if node.live else f"lost {ago(node.last_seen)} ago"
 
 
 def _show_pools(found: Observation) -> None:
@@ -102,7 +110,7 @@ def _show_pools(found: Observation) -> None:
 
 def _show_sandboxes(found: Observation) -> None:
     if not found.sandboxes:
-        silent = [node.name for node in found.nodes if node.sandboxes or not node.live]
+        silent = [node.name for node in found.nodes if node.started and (node.sandboxes or not node.live)]
         print(f"Sandboxes are not known: {', '.join(silent)} cannot be asked." if silent else "No sandboxes.")
         return
     rows = [
