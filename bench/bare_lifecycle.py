@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The baseline of `greenroom bench lifecycle`: a VM saved, brought back and forked by a script and plain QEMU.
 
-The steps are Greenroom's, with what they cannot do without: stop, the devices' state to a file, the pages that the VM
-has changed (found and read by the same two system calls) to another with fsync, a copy of its disk, cont; and back:
-the golden's RAM copied to a memfd, the pages laid over, a QEMU with the same arguments, its state, cont, and `POST
-/init`, by which the guest gets entropy, the time, a name and a token. There are no slots, owner records, cgroups,
-uids, journal, digests, manifest or measured clock, and the taps and namespaces that guests of one address need were
-all made before. So the ratio of the two is what those cost.
+The steps are Greenroom's, with what they cannot do without: before a pause the guest's own sync; stop, the devices'
+state to a file, the pages that the VM has changed (found and read by the same two system calls) to another with
+fsync, a copy of its disk, cont; and back: the golden's RAM copied to a memfd, the pages laid over, a QEMU with the
+same arguments, its state, cont, and `POST /init`, by which the guest gets entropy, the time, a name and a token.
+There are no slots, owner records, cgroups, uids, journal, digests, manifest or measured clock, and the taps and
+namespaces that guests of one address need were all made before. So the ratio of the two is what those cost.
 
     .venv/bin/python bench/bare_lifecycle.py [--rounds 3] [--dirty 64] [--forks 4] [--memory 256] [--json]
 
@@ -124,20 +124,30 @@ class Vm:
         end = time.monotonic() + DEADLINE
         while True:
             try:
-                with contextlib.closing(self.place.connect(5.0)) as sock:
-                    fields = identity()
-                    self._token, body = fields["accessToken"], json.dumps(fields).encode()
-                    head = (
-                        "POST /init HTTP/1.1\r\nHost: guest\r\nConnection: close\r\nContent-Type: application/json\r\n"
-                        f"X-Greenroom-Control: {CONTROL}\r\nContent-Length: {len(body)}\r\n\r\n"
-                    )
-                    sock.sendall(head.encode() + body)
-                    if sock.recv(4096).split(b" ", 2)[1].startswith(b"2"):
-                        return
+                fields = identity()
+                self._post("/init", json.dumps(fields).encode())
+                self._token = fields["accessToken"]
+                return
             except (OSError, IndexError):
                 if time.monotonic() > end or self.process.poll() is not None:
                     raise RuntimeError("the guest's agent does not answer") from None
             time.sleep(0.01)
+
+    def sync(self) -> None:
+        """Have the guest write its file systems out."""
+        self._post("/sync", b"{}")
+
+    def _post(self, path: str, body: bytes) -> None:
+        """Ask what only the owner of a guest may. Raises OSError, IndexError for no answer or another one."""
+        with contextlib.closing(self.place.connect(5.0)) as sock:
+            sock.settimeout(DEADLINE)
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: guest\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                f"X-Greenroom-Control: {CONTROL}\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            sock.sendall(head.encode() + body)
+            if not sock.recv(4096).split(b" ", 2)[1].startswith(b"2"):
+                raise ConnectionError(f"{path} was refused")
 
     def run(self, line: str) -> str:
         """A command's output. Raises RuntimeError when it fails."""
@@ -442,6 +452,7 @@ class Bare:
     def pause(self) -> dict[str, Any]:
         vm = self._parent
         began = time.perf_counter()
+        vm.sync()
         self._asleep, _ = self._save(vm, "asleep", goes_on=False)
         self._end(vm)
         self._vm = None

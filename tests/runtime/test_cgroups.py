@@ -77,15 +77,15 @@ def test_v1_writes_every_bound(tmp_path: Path) -> None:
     ("cpus", "shares", "weight"),
     [
         (1, 1024, 100),
-        (2, 2048, 100),
-        (3, 3072, 118),
-        (8, 8192, 313),
-        (64, 65536, 2500),
-        (1024, 262_144, 10_000),
+        (2, 2048, 200),
+        (3, 3072, 300),
+        (8, 8192, 800),
+        (64, 65536, 6400),
+        (1024, 262_144, 10000),
     ],
     ids=lambda value: str(value),
 )
-def test_all_guests_together_weigh_as_much_as_kubelet_gives_its_pods(
+def test_all_guests_together_weigh_as_much_as_a_normal_cgroup_for_each_cpu(
     cpus: int, shares: int, weight: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cpus)

@@ -22,7 +22,7 @@ GUESTS = "greenroom"
 """The cgroup under which those of all VMs lie, of every node on the machine."""
 NORMAL_SHARES, NORMAL_WEIGHT = 1024, 100
 """What a cgroup weighs that nobody gave a weight, by v1 and v2."""
-_MOST_SHARES = 262_144
+_MOST_SHARES, _MOST_WEIGHT = 262_144, 10_000
 
 
 def guests_weight(cpus: int, version: int) -> int:
@@ -30,14 +30,13 @@ def guests_weight(cpus: int, version: int) -> int:
 
     Against the rest of the host the whole of them counts as one cgroup; left alone it would weigh as much as a single
     process there, however many guests are in it and however many CPUs they could use. As kubelet does for the pods
-    of a machine it gets 1024 shares a CPU, in v2 by the conversion of Kubernetes' KEP-2254, which maps 2 to 262144
-    shares on weights of 1 to 10000. That makes 39 of the 1024 shares that a normal cgroup has, so for one and two
-    CPUs the normal weight of 100 stays: guests never weigh less than if nothing had been set.
+    of a machine it gets 1024 shares a CPU, which is what a normal cgroup has, and in v2 as many times the normal
+    weight. (Kubernetes' KEP-2254 maps 1024 shares on a weight of 39 there, less than half of what everything beside
+    it has.)
     """
-    shares = min(NORMAL_SHARES * cpus, _MOST_SHARES)
     if version == 1:
-        return shares
-    return max(NORMAL_WEIGHT, 1 + (shares - 2) * 9_999 // 262_142)
+        return min(NORMAL_SHARES * cpus, _MOST_SHARES)
+    return min(NORMAL_WEIGHT * cpus, _MOST_WEIGHT)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
