@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,29 @@ def test_identity_files(tmp_path: Path) -> None:
     assert (tmp_path / "var/lib/dbus/machine-id").read_text() == "cd" * 16 + "\n"
     assert sorted(path.name for path in (tmp_path / "etc").iterdir()) == ["hostname", "hosts", "machine-id"]
     assert (tmp_path / "etc/machine-id").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("there", [True, False], ids=["written over", "not there"])
+def test_on_a_full_disk_a_machine_still_becomes_somebody(tmp_path: Path, there: bool) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", str(tmp_path)], check=True)
+    try:
+        (tmp_path / "etc").mkdir()
+        (tmp_path / "run/greenroom").mkdir(parents=True)
+        files = [tmp_path / "etc" / name for name in ("machine-id", "hostname", "hosts")]
+        for file in files if there else []:
+            file.write_text("what was there before, which is longer than what comes\n" * 3)
+        with pytest.raises(OSError, match="No space"):
+            (tmp_path / "fill").write_bytes(b"x" * (1 << 20))
+        machine = FilesOnly(str(tmp_path))
+        machine.set_machine_id("0" * 32)
+        machine.set_hostname("green-1")
+        assert [file.read_text() for file in files[:2] if there] == ["0" * 32 + "\n", "green-1\n"][
+            : 2 * there
+        ]
+        assert not list((tmp_path / "etc").glob("*.greenroom"))
+        # What guards it is another matter: without its tokens it must not be let go on.
+        with pytest.raises(OSError, match="No space"):
+            machine.keep({"token": "t"})
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

@@ -15,7 +15,15 @@ import pytest
 
 from greenroom.bench import faults_host as host
 from greenroom.config import Config
-from greenroom.errors import KeyConflict, PoolDry, RuntimeFailure, SandboxEnded, UnknownSandbox
+from greenroom.errors import (
+    KeyConflict,
+    NodeUnavailable,
+    PoolDry,
+    RuntimeFailure,
+    SandboxEnded,
+    UnknownSandbox,
+)
+from greenroom.node.headroom import Headroom
 from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
@@ -436,3 +444,29 @@ async def test_an_heir_goes_on_waiting_for_a_confirmation(
         assert (await after.confirm(sandbox.sandbox_id)).confirm_by is None
         assert len(after.list()) == 1
     journal.close()
+
+
+async def test_on_a_full_disk_a_claim_is_refused_at_once_and_one_that_was_made_is_still_told(
+    runtime: SimulatedRuntime, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    free = [10_000]
+    room = Headroom(config.pools, tmp_path, lambda: 10**6, lambda _path: free[0])
+    journal = Journal(tmp_path / "journal.db")
+    async with (
+        Warmer(runtime, config, tmp_path, room) as warmer,
+        Keeper(name="node-0", runtime=runtime, warmer=warmer, journal=journal, config=config) as keeper,
+    ):
+        await warmer.set_pools([PoolSpec(template="base", size=SMALL, target=2)], quiet)
+        await warmer.ready()
+        made = await keeper.claim(ask("k1"))
+        free[0] = config.pools.disk_emergency_mib - 1
+        with pytest.raises(
+            NodeUnavailable, match=r"only 511 MiB of the node's disk are free.* delete"
+        ) as caught:
+            await keeper.claim(ask("k2"))
+        assert caught.value.retry_after
+        assert await keeper.claim(ask("k1")) == made
+        free[0] += 1
+        assert (await keeper.claim(ask("k2"))).sandbox_id != made.sandbox_id
+    journal.close()
+    await runtime.close()

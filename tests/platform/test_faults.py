@@ -65,6 +65,34 @@ def test_a_guest_that_fills_the_hosts_disk_loses_its_sandbox_and_nobody_else(
         assert another.commands.run("echo room").stdout == "room\n"
 
 
+def test_a_guest_whose_own_disk_is_full_can_be_paused_copied_and_brought_back(sdk: Platform) -> None:
+    box = Sandbox.create(timeout=600)
+    # Its disk as it says itself, to the last block, whoever asks; then what is left of the last file's blocks.
+    box.commands.run(
+        "sudo sh -c 'fallocate -l $(df --output=avail -B1 / | tail -1) /g; cat /dev/zero > /h || true'"
+    )
+    assert (
+        box.commands.run("sudo sh -c 'echo more > /more' || df --output=avail / | tail -1").stdout.strip()
+        == "0"
+    )
+    (copy,) = box.fork(count=1, timeout=300)
+    assert isinstance(copy, Sandbox)
+    taken = box.create_snapshot()
+    twin = Sandbox.create(taken.snapshot_id, timeout=300)
+    for each in (copy, twin):
+        assert each.commands.run("hostname; cat /etc/hostname").stdout.split() == [each.sandbox_id] * 2
+        assert each.kill() is True
+    assert Sandbox.delete_snapshot(taken.snapshot_id) is True
+    for options in ({}, {"on_resume": "reboot"}):
+        assert box.pause() is True
+        box.connect(timeout=600, **options)
+        assert box.commands.run("hostname").stdout.strip() == box.sandbox_id
+    # So its user can do what it takes.
+    box.commands.run("sudo rm /g /h /more")
+    box.files.write("room", b"x" * (1 << 20))
+    assert box.kill() is True
+
+
 def test_a_vm_that_is_killed_is_gone_from_every_list(sdk: Platform) -> None:
     box, bystander = Sandbox.create(timeout=300), Sandbox.create(timeout=300)
     handle = box.commands.run("echo up; sleep 1000", background=True, timeout=0)

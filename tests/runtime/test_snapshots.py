@@ -126,7 +126,7 @@ def test_the_owner_record_comes_before_all_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [*FILES, "layer-1", "manifest.json"])
-@pytest.mark.parametrize("how", ["flipped", "short", "long", "gone"])
+@pytest.mark.parametrize("how", ["flipped", "short", "long", "gone", "pipe", "link", "directory"])
 @pytest.mark.parametrize("run", ["the same", "another"])
 def test_any_damage_is_noticed(tmp_path: Path, layer: Path, part: str, how: str, run: str) -> None:
     store = Store(tmp_path, "tag")
@@ -146,6 +146,15 @@ def test_any_damage_is_noticed(tmp_path: Path, layer: Path, part: str, how: str,
             path.write_bytes(content + b"x")
         case "gone":
             path.unlink()
+        case "pipe":
+            path.unlink()
+            os.mkfifo(path)
+        case "link":
+            path.unlink()
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.unlink()
+            path.mkdir()
     with pytest.raises(SnapshotDamaged, match=r"one cannot be used.*delete it"):
         whole(store if run == "the same" else Store(tmp_path, "tag"))
 

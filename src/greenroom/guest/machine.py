@@ -6,6 +6,7 @@ what it was told instead, so that the agent can run on a workstation without tou
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -50,15 +51,15 @@ class Machine:
 
     def set_machine_id(self, machine_id: str) -> None:
         """Write ``/etc/machine-id``, and D-Bus's copy where there is one that is no link to it."""
-        self._write("etc/machine-id", machine_id + "\n")
+        self._name("etc/machine-id", machine_id + "\n")
         copy = self._root / "var/lib/dbus/machine-id"
         if copy.exists() and not copy.is_symlink():
-            self._write("var/lib/dbus/machine-id", machine_id + "\n")
+            self._name("var/lib/dbus/machine-id", machine_id + "\n")
 
     def set_hostname(self, name: str) -> None:
         """Set the kernel's host name and the files that repeat it."""
         self._set_kernel_hostname(name)
-        self._write("etc/hostname", name + "\n")
+        self._name("etc/hostname", name + "\n")
         hosts = self._root / "etc/hosts"
         try:
             lines = hosts.read_text().splitlines()
@@ -66,7 +67,7 @@ class Machine:
             lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
         # 127.0.1.1 is where Debian keeps a host's own name.
         kept = [line for line in lines if line.split("#", 1)[0].split()[:1] != ["127.0.1.1"]]
-        self._write("etc/hosts", "\n".join([*kept, f"127.0.1.1\t{name}"]) + "\n")
+        self._name("etc/hosts", "\n".join([*kept, f"127.0.1.1\t{name}"]) + "\n")
 
     def keep(self, settings: dict[str, Any]) -> None:
         """Remember the settings until the next boot, readable by root only.
@@ -105,6 +106,28 @@ class Machine:
 
     def _set_kernel_hostname(self, name: str) -> None:
         socket.sethostname(name)
+
+    def _name(self, relative: str, content: str) -> None:
+        """Write one of the files that repeat who this machine is, as well as its disk allows.
+
+        On a full disk what is there is written over, which takes no new block; a file that has none stays away. A
+        machine that could not come back for want of a block could not be rid of what fills it, either.
+        """
+        try:
+            self._write(relative, content)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            try:
+                self._overwrite(self._root / relative, content.encode())
+            except OSError as second:
+                _log.warning("the disk is full: %s stays as it is (%s)", relative, second)
+
+    def _overwrite(self, path: Path, content: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            file.write(content)
+            file.truncate()
 
     def _write(self, relative: str, content: str, mode: int = 0o644) -> None:
         """Replace a file at once: a reader sees the old or the new one."""

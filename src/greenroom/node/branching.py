@@ -15,7 +15,6 @@ import secrets
 from greenroom.errors import (
     BadRequest,
     GreenroomError,
-    NodeUnavailable,
     RuntimeFailure,
     SnapshotDamaged,
     UnknownSnapshot,
@@ -190,4 +189,6 @@ class Branching:
                 return snapshot
         # It may have been deleted since.
         self.get(snapshot_id)
-        raise NodeUnavailable(f"the snapshot {snapshot_id} cannot be read; see the node's log")
+        raise SnapshotDamaged(
+            f"the snapshot {snapshot_id} cannot be used: its manifest is gone or not what was written; delete it"
+        )

@@ -15,6 +15,8 @@ import psutil
 
 from greenroom.config import PoolsConfig
 
+_ROOM = "delete snapshots and sandboxes that are not needed, or make room on the disk"
+
 
 class Shortage(NamedTuple):
     """Why nothing may be started now, and what helps, both in plain words."""
@@ -48,6 +50,17 @@ class Headroom:
         self._memory = memory
         self._disk = disk
 
+    def emergency(self) -> Shortage | None:
+        """The disk, where it is so full that a guest's first write would stop it; None while it is not."""
+        try:
+            disk = self._disk(self._home)
+        except OSError:
+            return None
+        least = self._config.disk_emergency_mib
+        if disk >= least:
+            return None
+        return Shortage(f"only {disk} MiB of the node's disk are free, and {least} MiB are needed", _ROOM)
+
     def shortage(self) -> Shortage | None:
         """What is short right now; None when there is room for another VM."""
         try:
@@ -67,7 +80,6 @@ class Headroom:
         if disk < disk_floor:
             return Shortage(
                 f"only {disk} MiB of disk are free, the floor is {disk_floor} MiB",
-                "delete snapshots and sandboxes that are not needed, make room on the disk, or lower "
-                "[pools] disk_floor_mib",
+                f"{_ROOM}, or lower [pools] disk_floor_mib",
             )
         return None

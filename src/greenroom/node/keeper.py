@@ -17,7 +17,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from greenroom.config import Config
-from greenroom.errors import GreenroomError, KeyConflict, RuntimeFailure, SandboxEnded, UnknownSandbox
+from greenroom.errors import (
+    GreenroomError,
+    KeyConflict,
+    NodeUnavailable,
+    RuntimeFailure,
+    SandboxEnded,
+    UnknownSandbox,
+)
 from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
 from greenroom.node.journal import Entry, Inner, Journal, digest_of
@@ -112,9 +119,12 @@ class Keeper(Suspending):
         same sandbox.
 
         Raises KeyConflict for a key with another body, SandboxEnded for one whose sandbox has ended, PoolDry,
-        RuntimeFailure, UnknownTemplate, or what `source` raises.
+        NodeUnavailable where the disk is too full for anything to run, RuntimeFailure, UnknownTemplate, or what
+        `source` raises.
         """
         digest = digest_of(request)
+        if (full := self._warmer.emergency()) is not None and self._journal.find(request.key) is None:
+            raise NodeUnavailable(f"{full.reason}; {full.remedy}", retry_after=10)
         sandbox_id = new_sandbox_id(self.code)
         # Looked at, written down, and only then taken, without giving way in between: a warm claim is taken on with
         # one commit, and where that fails the member is still warm.

@@ -255,6 +255,10 @@ class Warmer:
         """Why nothing may be started on this node right now."""
         return None if self._headroom is None else self._headroom.shortage()
 
+    def emergency(self) -> Shortage | None:
+        """Why nothing can run here now, a warm member neither; None while it can."""
+        return None if self._headroom is None else self._headroom.emergency()
+
     async def _run(self) -> None:
         """Decide for ever. A step that fails is logged and tried again: without this loop no pool is ever filled."""
         while True:

@@ -216,6 +216,8 @@ class QemuRuntime:
 
     async def restore(self, source: Golden | Snapshot) -> Vm:
         if isinstance(source, Snapshot):
+            # With less a guest is stopped by its first write.
+            self._check_room(self._spec.config.pools.disk_emergency_mib)
             return await self._restore_snapshot(source)
         loaded = self._goldens.get(source.digest)
         if loaded is None:
@@ -276,14 +278,8 @@ class QemuRuntime:
         origin = own.slot.origin()
         if origin is None:
             raise RuntimeFailure("the VM is not whole yet and cannot be captured")
-        free, floor = shutil.disk_usage(self._spec.home).free >> 20, self._spec.config.pools.disk_floor_mib
-        if free < floor:
-            # Below it, what is saved of one would be paid by the sandboxes that a full disk ends.
-            raise NodeUnavailable(
-                f"only {free} MiB of the node's disk are free, and {floor} MiB are kept free; delete snapshots or "
-                "sandboxes that are not needed",
-                retry_after=10,
-            )
+        # Below it, what is saved of one would be paid by the sandboxes that a full disk ends.
+        self._check_room(self._spec.config.pools.disk_floor_mib)
         golden = await self._on_hand.below(origin)
         return await capture.capture(
             own,
@@ -295,6 +291,16 @@ class QemuRuntime:
             blank=goldens.blank_overlay(self._cache, golden.machine.size.disk_mib),
             flatten_deadline=self._settings.boot_deadline,
         )
+
+    def _check_room(self, least_mib: int) -> None:
+        """Raises NodeUnavailable where the disk has less than `least_mib` free."""
+        free = shutil.disk_usage(self._spec.home).free >> 20
+        if free < least_mib:
+            raise NodeUnavailable(
+                f"only {free} MiB of the node's disk are free, and {least_mib} MiB are needed; delete snapshots or "
+                "sandboxes that are not needed",
+                retry_after=10,
+            )
 
     async def snapshots(self) -> list[Snapshot]:
         return [manifest.snapshot for manifest in await asyncio.to_thread(self._store.all)]

@@ -23,7 +23,9 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,8 @@ from greenroom.runtime.writing import Chunk, flush, written
 FORMAT = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _CHUNK = 1 << 20
+_MANIFEST_MAX = 16 << 20
+"""Bytes of a manifest that are read."""
 _SEEN_MAX = 10_000
 """Files whose digests are remembered."""
 
@@ -190,7 +194,8 @@ class Store:
         if not _NAME.fullmatch(name):
             raise UnknownSnapshot("there is no such snapshot on this node")
         try:
-            sealed = msgspec.json.decode((self.directory / name / "manifest.json").read_bytes(), type=_Sealed)
+            with _opened(self.directory / name / "manifest.json") as file:
+                sealed = msgspec.json.decode(file.read(_MANIFEST_MAX), type=_Sealed)
         except FileNotFoundError:
             if (self.directory / name).is_dir():
                 raise _damaged(name, "it has no manifest") from None
@@ -212,7 +217,7 @@ class Store:
         name, expected = manifest.snapshot.name, manifest.parts[part]
         total, size = hashlib.sha256(), 0
         try:
-            with open(self.directory / name / part, "rb", buffering=0) as file:
+            with _opened(self.directory / name / part, expected.size) as file:
                 while chunk := file.read(_CHUNK):
                     total.update(chunk)
                     size += len(chunk)
@@ -226,7 +231,8 @@ class Store:
         """A descriptor of a file that is what was written; the caller closes it. Raises SnapshotDamaged."""
         name = manifest.snapshot.name
         try:
-            fd = os.open(self.directory / name / part, os.O_RDONLY | os.O_CLOEXEC)
+            with _opened(self.directory / name / part, manifest.parts[part].size) as file:
+                fd = os.dup(file.fileno())
             try:
                 if self.digest(fd) != manifest.parts[part]:
                     raise _damaged(name, f"its file {part} is not what was written")
@@ -313,6 +319,16 @@ def _state_of(fd: int) -> tuple[int, int, int, int]:
     """What is another one as soon as the file is, or is another file's."""
     file = os.fstat(fd)
     return (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns)
+
+
+def _opened(path: Path, size: int | None = None) -> FileIO:
+    """A regular file, of `size` bytes where that is given; whatever else lies there is an OSError, never a wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or size not in (None, found.st_size):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not the file that was written")
+    return FileIO(fd, "rb")
 
 
 def no_room(error: OSError) -> RuntimeFailure:
