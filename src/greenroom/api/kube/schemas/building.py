@@ -62,12 +62,21 @@ def int_or_string(description: str) -> Schema:
 
 
 def record(
-    description: str, properties: dict[str, Schema], *, required: Sequence[str] = (), **more: Any
+    description: str,
+    properties: dict[str, Schema],
+    *,
+    required: Sequence[str] = (),
+    open_ended: bool = False,
+    whole: bool = False,
 ) -> Schema:
-    """An object with fields."""
-    said: Schema = {"type": "object", "description": description, "properties": properties, **more}
+    """An object with fields. `open_ended` keeps fields that are not known, `whole` is replaced as a whole."""
+    said: Schema = {"type": "object", "description": description, "properties": properties}
     if required:
         said["required"] = list(required)
+    if open_ended:
+        said[PRESERVE] = True
+    if whole:
+        said[MAP_TYPE] = "atomic"
     return said
 
 
