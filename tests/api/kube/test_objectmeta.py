@@ -23,6 +23,7 @@ from greenroom.api.kube.objectmeta import (
 )
 
 NOW = datetime(2026, 12, 1, 8, 30, tzinfo=UTC)
+OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
 
 
 def fields(namespaced: bool = True, **metadata: Any) -> list[str]:
@@ -48,7 +49,7 @@ def fields(namespaced: bool = True, **metadata: Any) -> list[str]:
         ({"finalizers": ["plain"]}, "metadata.finalizers[0]"),
         ({"finalizers": [f"a.b/{n}" for n in range(65)]}, "metadata.finalizers"),
         (
-            {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": ""}]},
+            {"ownerReferences": [{**OWNER, "uid": ""}]},
             "metadata.ownerReferences[0].uid",
         ),
     ],
@@ -66,7 +67,7 @@ def test_what_is_accepted() -> None:
 
 
 def test_one_owner_manages_and_none_is_named_twice() -> None:
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": True}
+    owner = {**OWNER, "controller": True}
     assert fields(ownerReferences=[owner]) == []
     assert fields(ownerReferences=[owner, {**owner, "uid": "v"}]) == ["metadata.ownerReferences"]
     assert fields(ownerReferences=[owner, {**owner, "controller": False}]) == ["metadata.ownerReferences[1]"]
@@ -86,15 +87,8 @@ def test_rules_answer_for_any_text(text: str) -> None:
 
 
 def test_a_create_gets_what_the_server_gives() -> None:
-    obj = {
-        "metadata": {
-            "name": "box",
-            "uid": "mine",
-            "resourceVersion": "5",
-            "deletionTimestamp": "x",
-            "generation": 9,
-        }
-    }
+    claimed = {"uid": "mine", "resourceVersion": "5", "deletionTimestamp": "x", "generation": 9}
+    obj = {"metadata": {"name": "box", **claimed}}
     prepare_create(obj, uid="u-1", now=NOW)
     assert obj["metadata"] == {
         "name": "box",

@@ -135,21 +135,20 @@ def test_lists_know_what_is_there_twice() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("amount", "fits"),
-    [
-        (1, True),
-        ("500m", True),
-        ("2Gi", True),
-        ("1e3", True),
-        ("-1", True),
-        ("2GiB", False),
-        ("", False),
-        (1.5, False),
-        ("1\n", False),
-    ],
-    ids=str,
-)
+AMOUNTS: dict[Any, bool] = {
+    1: True,
+    "500m": True,
+    "2Gi": True,
+    "1e3": True,
+    "-1": True,
+    "2GiB": False,
+    "": False,
+    1.5: False,
+    "1\n": False,
+}
+
+
+@pytest.mark.parametrize(("amount", "fits"), AMOUNTS.items(), ids=repr)
 def test_amounts(amount: Any, fits: bool) -> None:
     container = {"name": "a", "resources": {"requests": {"cpu": amount}}}
     found = lines({"spec": {"podTemplate": {"spec": {"containers": [container]}}}}, SANDBOX)
@@ -179,7 +178,7 @@ def test_what_never_changes_is_refused_when_it_does() -> None:
     assert [cause.field for cause in changes_refused(new, old, SANDBOX.schema)] == [
         "spec.volumeClaimTemplates"
     ]
-    assert [cause.field for cause in changes_refused({"spec": {}}, old, SANDBOX.schema)] == [
+    assert [cause.field for cause in changes_refused({}, old, SANDBOX.schema)] == [
         "spec.volumeClaimTemplates"
     ]
     assert changes_refused(copied(old), old, SANDBOX.schema) == []
