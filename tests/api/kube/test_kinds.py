@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from greenroom.api.kube.kinds import KINDS, Kind, groups
+from greenroom.api.kube.kinds import CORE, KINDS, Kind, groups
 from greenroom.api.kube.schemas.building import INT_OR_STRING, LIST_KEYS, LIST_TYPE, MERGE_KEY, PRESERVE
 from greenroom.api.kube.schemas.pools import SCALE
 
 
 def schemas() -> list[tuple[str, dict[str, Any]]]:
     """All schemas of the registry by name."""
-    found = [(kind.name, kind.schema) for kind in KINDS]
+    found = [(kind.name, kind.schema) for kind in (*KINDS, *CORE)]
     found += [(action.takes, action.schema) for kind in KINDS for action in kind.actions]
     found += [
         (action.gives, action.gives_schema)
@@ -67,7 +67,7 @@ def reaches(schema: dict[str, Any], path: str) -> bool:
     return node is not None
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*KINDS, *CORE], ids=lambda kind: kind.name)
 def test_columns_selectors_and_scale_name_fields_that_there_are(kind: Kind) -> None:
     paths = [column.path for column in kind.columns] + list(kind.selectable)
     if kind.scale:
@@ -77,7 +77,7 @@ def test_columns_selectors_and_scale_name_fields_that_there_are(kind: Kind) -> N
 
 
 def test_no_name_means_two_kinds() -> None:
-    names = [name for kind in KINDS for name in (kind.plural, kind.singular, *kind.short_names)]
+    names = [name for kind in (*KINDS, *CORE) for name in (kind.plural, kind.singular, *kind.short_names)]
     assert len(names) == len(set(names))
     assert {group: list(versions) for group, versions in groups().items()} == {
         "agents.x-k8s.io": ["v1beta1"],

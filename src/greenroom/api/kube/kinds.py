@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from greenroom.api.kube.schemas import inventories, pools, sandboxes
+from greenroom.api.kube.schemas import core, inventories, pools, sandboxes
 from greenroom.api.kube.schemas.building import Schema
 from greenroom.api.kube.status import Subject
 
@@ -214,6 +214,53 @@ INVENTORY = Kind(
 )
 
 KINDS: Final[tuple[Kind, ...]] = (SANDBOX, TEMPLATE, WARM_POOL, CLAIM, INVENTORY)
+
+NAMESPACE = Kind(
+    group="",
+    version="v1",
+    name="Namespace",
+    plural="namespaces",
+    singular="namespace",
+    short_names=("ns",),
+    namespaced=False,
+    verbs=READS,
+    schema=core.NAMESPACE,
+    columns=(Column("Status", "string", ".status.phase", "Whether it is active."), _AGE),
+)
+
+EVENT = Kind(
+    group="",
+    version="v1",
+    name="Event",
+    plural="events",
+    singular="event",
+    short_names=("ev",),
+    verbs=READS,
+    schema=core.EVENT,
+    columns=(
+        Column("Last Seen", "date", ".lastTimestamp", "When it happened last."),
+        Column("Type", "string", ".type", "Normal or Warning."),
+        Column("Reason", "string", ".reason", "What happened."),
+        Column("Object", "string", ".involvedObject.name", "What it happened to."),
+        Column("Message", "string", ".message", "What happened, for people."),
+    ),
+    selectable=(
+        "involvedObject.apiVersion",
+        "involvedObject.fieldPath",
+        "involvedObject.kind",
+        "involvedObject.name",
+        "involvedObject.namespace",
+        "involvedObject.resourceVersion",
+        "involvedObject.uid",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+    ),
+)
+
+CORE: Final[tuple[Kind, ...]] = (NAMESPACE, EVENT)
+"""Kinds of core/v1 that clients ask for beside those that they want."""
 
 
 def groups(kinds: tuple[Kind, ...] = KINDS) -> dict[str, dict[str, list[Kind]]]:

@@ -97,6 +97,10 @@ class Watcher:
         self._queue.append(change)
         self._wake()
 
+    def nudge(self) -> None:
+        """Something else is new: the version."""
+        self._wake()
+
     def take(self, most: int = 256) -> list[Change]:
         """What has come, oldest first."""
         return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
@@ -143,6 +147,8 @@ class Cache:
     def advance(self, version: int) -> None:
         """The state is now at `version`, without a change of this kind."""
         self._version = max(self._version, version)
+        for watcher in self._watchers:
+            watcher.nudge()
 
     def restart(self, version: int) -> None:
         """Forget the changes: nobody can go on from before `version`, and whoever watches has to list anew."""
