@@ -87,6 +87,11 @@ class Watcher:
         self._limit = limit
         self._queue: deque[Change] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """Changes that have not been taken yet."""
+        return len(self._queue)
+
     def offer(self, change: Change) -> None:
         """A change, unless it is nothing to this watcher."""
         if self.cut or change.seen(self.selection) is None:
