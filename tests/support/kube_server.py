@@ -25,11 +25,12 @@ KUBECTL = shutil.which("kubectl.1.32") or shutil.which("kubectl")
 
 
 class KubeServer:
-    """A running server; `attempts` are the requests that it was asked about."""
+    """A running server; `attempts` are the requests that it was asked about, `watched` is set by a watch."""
 
     def __init__(self) -> None:
         self.storages = {kind.plural: MemoryStorage(kind) for kind in (*KINDS, *CORE)}
         self.attempts: list[Attempt] = []
+        self.watched = asyncio.Event()
         self.refusal: Exception | None = None
         self.ready = True
         self.app = application(list(self.storages.values()), self._admit, ready=lambda: self.ready)
@@ -38,6 +39,8 @@ class KubeServer:
 
     async def _admit(self, _request: Request, attempt: Attempt) -> None:
         self.attempts.append(attempt)
+        if attempt.verb == "watch":
+            self.watched.set()
         if self.refusal is not None:
             raise self.refusal
 

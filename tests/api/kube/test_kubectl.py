@@ -157,3 +157,47 @@ async def test_long_lists_come_in_pages(kubectl: Kubectl, server: KubeServer) ->
     shown = await kubectl.run("get", "sbx", "--chunk-size=3", "-o", "name")
     assert len(shown.split()) == 7
     assert sum(attempt.verb == "list" for attempt in server.attempts) == 3
+
+
+async def test_waiting_for_a_condition_and_for_the_end(kubectl: Kubectl, server: KubeServer) -> None:
+    storage = server.storages["sandboxes"]
+    await kubectl.run("create", "-f", "-", given=sandbox())
+    waiting = await kubectl.start("wait", "sandbox/box", "--for=condition=Ready", "--timeout=30s")
+    assert waiting.stdout is not None
+    async with asyncio.timeout(30):
+        await server.watched.wait()
+        ready = {"type": "Ready", "status": "True", "reason": "Running", "message": ""}
+        condition = {**ready, "lastTransitionTime": "2026-12-01T00:00:00Z"}
+        storage.put({**storage.objects[("default", "box")], "status": {"conditions": [condition]}})
+        assert b"condition met" in await waiting.stdout.read()
+    assert await waiting.wait() == 0
+    shown = (await kubectl.run("get", "sbx", "box", "--no-headers")).split()
+    assert shown[1:3] == ["True", "Running"]
+    assert "deleted" in await kubectl.run("delete", "sbx", "--all")
+    assert await kubectl.run("get", "all") == "No resources found in default namespace.\n"
+
+
+async def test_strategic_patches_are_what_kubectl_sends_by_itself(
+    kubectl: Kubectl, server: KubeServer
+) -> None:
+    await kubectl.run("create", "-f", "-", given=sandbox())
+    more = {"spec": {"podTemplate": {"spec": {"containers": [{"name": "side", "image": "tools"}]}}}}
+    assert "patched" in await kubectl.run("patch", "sbx", "box", "-p", json.dumps(more))
+    kept = server.storages["sandboxes"].objects[("default", "box")]["spec"]["podTemplate"]["spec"][
+        "containers"
+    ]
+    assert [each["name"] for each in kept] == ["main", "side"]
+
+
+async def test_nodes_and_namespaces_are_looked_at_only(kubectl: Kubectl, server: KubeServer) -> None:
+    server.storages["nodeinventories"].put(
+        {"metadata": {"name": "n1"}, "node": "n1", "address": "10.0.0.1:7777"}
+    )
+    server.storages["namespaces"].put({"metadata": {"name": "default"}, "status": {"phase": "Active"}})
+    assert (await kubectl.run("get", "nodeinventories", "-o", "wide", "--no-headers")).split()[:3] == [
+        "n1",
+        "n1",
+        "10.0.0.1:7777",
+    ]
+    assert (await kubectl.run("get", "ns", "--no-headers")).split()[:2] == ["default", "Active"]
+    assert "MethodNotAllowed" in await kubectl.run("delete", "nodeinventory", "n1", status=1)
