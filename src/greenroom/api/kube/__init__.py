@@ -1,0 +1,1 @@
+"""Kubernetes' API conventions: objects, verbs and errors as kubectl and client libraries expect them."""

@@ -1,0 +1,280 @@
+"""The kinds that the API serves: their names, verbs, subresources, columns and schemas. Everything else goes by this.
+
+Groups and fields are those of kubernetes-sigs/agent-sandbox (v1beta1), so that its manifests and clients work;
+`NodeInventory` and the bodies of actions are Greenroom's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from greenroom.api.kube.schemas import core, inventories, pools, sandboxes
+from greenroom.api.kube.schemas.building import Schema
+from greenroom.api.kube.status import Subject
+
+AGENTS: Final = "agents.x-k8s.io"
+EXTENSIONS: Final = "extensions.agents.x-k8s.io"
+OWN: Final = "sandbox.greenroom.dev"
+READS: Final = ("get", "list", "watch")
+WRITES: Final = ("create", "update", "patch", "delete", "deletecollection")
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of `kubectl get`. `path` is a JSONPath; a priority above 0 shows it with `-o wide` alone."""
+
+    name: str
+    type: str
+    path: str
+    description: str
+    priority: int = 0
+
+
+class Action(msgspec.Struct, frozen=True):
+    """A subresource that does something: POST with a body of one kind, answered with another or the object."""
+
+    name: str
+    takes: str
+    schema: Schema
+    gives: str = ""
+    """Kind of the answer; the object itself when empty."""
+    gives_schema: Schema | None = None
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Where the scale subresource finds its numbers: paths of field names."""
+
+    spec: tuple[str, ...] = ("spec", "replicas")
+    status: tuple[str, ...] = ("status", "replicas")
+    selector: tuple[str, ...] = ("status", "selector")
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of object."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+    singular: str
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    namespaced: bool = True
+    verbs: tuple[str, ...] = (*READS, *WRITES)
+    schema: Schema
+    columns: tuple[Column, ...] = ()
+    has_status: bool = False
+    scale: Scale | None = None
+    actions: tuple[Action, ...] = ()
+    selectable: tuple[str, ...] = ()
+    """Fields that field selectors may name, beside metadata.name and metadata.namespace."""
+
+    @property
+    def list_name(self) -> str:
+        """The kind of its lists."""
+        return f"{self.name}List"
+
+    @property
+    def api_version(self) -> str:
+        """What objects have in `apiVersion`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def prefix(self) -> str:
+        """Where its group and version are served."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    @property
+    def root_fields(self) -> frozenset[str]:
+        """Top-level fields of its objects."""
+        return frozenset(self.schema["properties"])
+
+    def subject(self, name: str = "") -> Subject:
+        """What errors about an object of this kind name."""
+        return Subject(self.group, self.plural, name)
+
+    def subject_of_kind(self, name: str = "") -> Subject:
+        """The same for errors that name the kind: those about what is in an object."""
+        return Subject(self.group, self.name, name)
+
+    def action(self, name: str) -> Action | None:
+        """The action of this name."""
+        return next((each for each in self.actions if each.name == name), None)
+
+
+_AGE = Column("Age", "date", ".metadata.creationTimestamp", "How long ago the object was made.")
+_READY = ".status.conditions[?(@.type=='Ready')]"
+
+SANDBOX = Kind(
+    group=AGENTS,
+    version="v1beta1",
+    name="Sandbox",
+    plural="sandboxes",
+    singular="sandbox",
+    short_names=("sbx",),
+    categories=("all", "agents"),
+    schema=sandboxes.SANDBOX,
+    columns=(
+        Column("Ready", "string", f"{_READY}.status", "Whether the sandbox can be used."),
+        Column("Reason", "string", f"{_READY}.reason", "Why it can or cannot."),
+        Column("Node", "string", ".status.nodeName", "The node that has it.", 1),
+        Column("ID", "string", ".status.sandboxID", "The sandbox's id.", 1),
+        _AGE,
+    ),
+    has_status=True,
+    actions=(
+        Action("pause", "SandboxPauseOptions", sandboxes.PAUSE_OPTIONS),
+        Action("resume", "SandboxResumeOptions", sandboxes.RESUME_OPTIONS),
+        Action(
+            "fork", "SandboxForkOptions", sandboxes.FORK_OPTIONS, "SandboxForkResult", sandboxes.FORK_RESULT
+        ),
+        Action(
+            "snapshot",
+            "SandboxSnapshotOptions",
+            sandboxes.SNAPSHOT_OPTIONS,
+            "SandboxSnapshotResult",
+            sandboxes.SNAPSHOT_RESULT,
+        ),
+    ),
+    selectable=("spec.operatingMode", "status.nodeName", "status.phase"),
+)
+
+TEMPLATE = Kind(
+    group=EXTENSIONS,
+    version="v1beta1",
+    name="SandboxTemplate",
+    plural="sandboxtemplates",
+    singular="sandboxtemplate",
+    short_names=("sbt",),
+    categories=("agents",),
+    schema=pools.TEMPLATE,
+    columns=(
+        Column(
+            "Image", "string", ".spec.podTemplate.spec.containers[0].image", "The image of its sandboxes."
+        ),
+        _AGE,
+    ),
+)
+
+WARM_POOL = Kind(
+    group=EXTENSIONS,
+    version="v1beta1",
+    name="SandboxWarmPool",
+    plural="sandboxwarmpools",
+    singular="sandboxwarmpool",
+    short_names=("swp",),
+    categories=("agents",),
+    schema=pools.WARM_POOL,
+    columns=(
+        Column("Ready", "integer", ".status.readyReplicas", "How many sandboxes are ready to be claimed."),
+        Column("Desired", "integer", ".spec.replicas", "How many are wanted."),
+        Column("Template", "string", ".spec.sandboxTemplateRef.name", "The template of its sandboxes.", 1),
+        _AGE,
+    ),
+    has_status=True,
+    scale=Scale(),
+)
+
+CLAIM = Kind(
+    group=EXTENSIONS,
+    version="v1beta1",
+    name="SandboxClaim",
+    plural="sandboxclaims",
+    singular="sandboxclaim",
+    short_names=("sbc",),
+    categories=("all", "agents"),
+    schema=pools.CLAIM,
+    columns=(
+        Column("Ready", "string", f"{_READY}.status", "Whether its sandbox can be used."),
+        Column("Sandbox", "string", ".status.sandbox.name", "The sandbox that was handed over."),
+        Column("Reason", "string", f"{_READY}.reason", "Why it can or cannot."),
+        _AGE,
+    ),
+    has_status=True,
+    selectable=("spec.warmPoolRef.name",),
+)
+
+INVENTORY = Kind(
+    group=OWN,
+    version="v1beta1",
+    name="NodeInventory",
+    plural="nodeinventories",
+    singular="nodeinventory",
+    short_names=("ninv",),
+    categories=("agents",),
+    namespaced=False,
+    verbs=READS,
+    schema=inventories.INVENTORY,
+    columns=(
+        Column("Node", "string", ".node", "The node's name."),
+        Column("Address", "string", ".address", "Where the node is reached.", 1),
+        _AGE,
+    ),
+)
+
+KINDS: Final[tuple[Kind, ...]] = (SANDBOX, TEMPLATE, WARM_POOL, CLAIM, INVENTORY)
+
+NAMESPACE = Kind(
+    group="",
+    version="v1",
+    name="Namespace",
+    plural="namespaces",
+    singular="namespace",
+    short_names=("ns",),
+    namespaced=False,
+    verbs=READS,
+    schema=core.NAMESPACE,
+    columns=(Column("Status", "string", ".status.phase", "Whether it is active."), _AGE),
+)
+
+EVENT = Kind(
+    group="",
+    version="v1",
+    name="Event",
+    plural="events",
+    singular="event",
+    short_names=("ev",),
+    verbs=READS,
+    schema=core.EVENT,
+    columns=(
+        Column("Last Seen", "date", ".lastTimestamp", "When it happened last."),
+        Column("Type", "string", ".type", "Normal or Warning."),
+        Column("Reason", "string", ".reason", "What happened."),
+        Column("Object", "string", ".involvedObject.name", "What it happened to."),
+        Column("Message", "string", ".message", "What happened, for people."),
+    ),
+    selectable=(
+        "involvedObject.apiVersion",
+        "involvedObject.fieldPath",
+        "involvedObject.kind",
+        "involvedObject.name",
+        "involvedObject.namespace",
+        "involvedObject.resourceVersion",
+        "involvedObject.uid",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+    ),
+)
+
+CORE: Final[tuple[Kind, ...]] = (NAMESPACE, EVENT)
+"""Kinds of core/v1 that clients ask for beside those that they want."""
+
+
+def groups(kinds: tuple[Kind, ...] = KINDS) -> dict[str, dict[str, list[Kind]]]:
+    """Kinds by group and version, in the order of the registry; the core group's name is empty."""
+    found: dict[str, dict[str, list[Kind]]] = {}
+    for kind in kinds:
+        found.setdefault(kind.group, {}).setdefault(kind.version, []).append(kind)
+    return found
+
+
+def field(obj: Any, path: tuple[str, ...]) -> Any:
+    """The value at a path of field names, or None."""
+    for name in path:
+        if not isinstance(obj, dict):
+            return None
+        obj = obj.get(name)
+    return obj

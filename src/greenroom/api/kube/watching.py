@@ -1,0 +1,266 @@
+"""The watch cache: the last changes of a kind, and everybody who follows them.
+
+Versions are one number per kind that only grows. The cache keeps a ring of changes, so a watch can go on from any
+version in it, and a list can be had as it was then. A watcher that selects gets what its selection makes of a change:
+an object that enters is ADDED, one that leaves is DELETED. What is sent is encoded once per form and shared by all who
+want it. A watcher that does not keep up is cut off, and comes back with the version that it has seen; nothing waits
+for it. Pure: whoever writes calls `record`, whoever serves takes from its `Watcher` when it was woken.
+Source: "Efficient detection of changes" in "Kubernetes API Concepts".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from greenroom.api.kube.objects import Key, Object, key_of, version_of
+from greenroom.api.kube.selectors import Selection
+from greenroom.api.kube.status import StatusError, bad_request, expired
+
+Type = Literal["ADDED", "MODIFIED", "DELETED"]
+RING = 8192
+"""Changes that a cache keeps."""
+QUEUE = 4096
+"""Changes that may wait for one watcher."""
+WATCHERS = 4096
+"""Watchers of one cache."""
+INITIAL_END: Final = "k8s.io/initial-events-end"
+Encode = Callable[[Type, Object], bytes]
+Wake = Callable[[], None]
+
+
+class Change:
+    """One change of one object: `after` is None when it is gone, `before` when it is new."""
+
+    __slots__ = ("_encoded", "_gone", "after", "before", "key", "version")
+
+    def __init__(self, version: int, before: Object | None, after: Object | None) -> None:
+        present = after if after is not None else before
+        if present is None:
+            raise ValueError("a change is about an object")
+        self.version = version
+        self.key: Key = key_of(present)
+        self.before = before
+        self.after = after
+        self._encoded: dict[Hashable, bytes] = {}
+        self._gone: Object | None = None
+
+    def seen(self, selection: Selection | None) -> tuple[Type, Object] | None:
+        """What the change is for a watcher: an event's type and object, or None when it is nothing."""
+        everything = selection is None or selection.everything
+        was = self.before is not None and (everything or _matches(selection, self.before))
+        if self.after is not None and (everything or _matches(selection, self.after)):
+            return ("MODIFIED" if was else "ADDED", self.after)
+        if was and self.before is not None:
+            if self._gone is None:
+                self._gone = _at_version(self.before, self.version)
+            return ("DELETED", self._gone)
+        return None
+
+    def encoded(self, form: Hashable, kind: Type, obj: Object, encode: Encode) -> bytes:
+        """The event in a form, encoded by the first who asks."""
+        key = (form, kind)
+        if (found := self._encoded.get(key)) is None:
+            found = self._encoded[key] = encode(kind, obj)
+        return found
+
+
+def _matches(selection: Selection | None, obj: Object) -> bool:
+    return selection is None or selection.matches(obj)
+
+
+def _at_version(obj: Object, version: int) -> Object:
+    # What is DELETED is the last state, at the version of its end, so that a watch can go on from there.
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+
+
+class Watcher:
+    """One who follows a cache. `wake` is called when there is something to take, or when it has been cut off."""
+
+    def __init__(self, selection: Selection | None, wake: Wake, limit: int = QUEUE) -> None:
+        self.selection = selection
+        self.cut = False
+        self._wake = wake
+        self._limit = limit
+        self._queue: deque[Change] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Changes that have not been taken yet."""
+        return len(self._queue)
+
+    def offer(self, change: Change) -> None:
+        """A change, unless it is nothing to this watcher."""
+        if self.cut or change.seen(self.selection) is None:
+            return
+        if len(self._queue) >= self._limit:
+            self.end()
+            return
+        self._queue.append(change)
+        self._wake()
+
+    def nudge(self) -> None:
+        """Something else is new: the version."""
+        self._wake()
+
+    def take(self, most: int = 256) -> list[Change]:
+        """What has come, oldest first."""
+        return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+
+    def end(self) -> None:
+        """Cut the watcher off; what was waiting for it is forgotten."""
+        self.cut = True
+        self._queue.clear()
+        self._wake()
+
+
+class Cache:
+    """The changes of one kind, newest last, and its watchers."""
+
+    def __init__(self, version: int = 0, ring: int = RING) -> None:
+        self._version = version
+        self._oldest = version
+        self._ring: deque[Change] = deque()
+        self._size = ring
+        self._watchers: dict[Watcher, None] = {}
+
+    @property
+    def version(self) -> int:
+        """The version of the current state."""
+        return self._version
+
+    def statistics(self) -> dict[str, int]:
+        """How many changes are kept, since which version, and how many watch."""
+        return {"changes": len(self._ring), "oldest": self._oldest, "watchers": len(self._watchers)}
+
+    def record(self, change: Change) -> None:
+        """A change has happened. Its version is above all before it; it may leave some out."""
+        if change.version <= self._version:
+            raise ValueError(f"version {change.version} is not above {self._version}")
+        self._version = change.version
+        self._ring.append(change)
+        if len(self._ring) > self._size:
+            self._oldest = self._ring.popleft().version
+        for watcher in list(self._watchers):
+            watcher.offer(change)
+            if watcher.cut:
+                self._watchers.pop(watcher, None)
+
+    def advance(self, version: int) -> None:
+        """The state is now at `version`, without a change of this kind."""
+        self._version = max(self._version, version)
+        for watcher in self._watchers:
+            watcher.nudge()
+
+    def restart(self, version: int) -> None:
+        """Forget the changes: nobody can go on from before `version`, and whoever watches has to list anew."""
+        self._ring.clear()
+        self._version = max(self._version, version)
+        self._oldest = self._version
+        for watcher in list(self._watchers):
+            watcher.end()
+        self._watchers.clear()
+
+    def since(self, version: int) -> list[Change]:
+        """The changes after `version`. Raises 410 when some of them are not kept any more."""
+        if version < self._oldest:
+            raise expired(f"too old resource version: {version} ({self._oldest})")
+        newer: deque[Change] = deque()
+        for change in reversed(self._ring):
+            if change.version <= version:
+                break
+            newer.appendleft(change)
+        return list(newer)
+
+    def at(self, version: int, current: Iterable[Object]) -> list[Object]:
+        """The objects as they were at `version`, by key, from those that there are now. Raises 410."""
+        changes = self.since(version)
+        objects = {key_of(obj): obj for obj in current}
+        for change in reversed(changes):
+            if change.before is None:
+                objects.pop(change.key, None)
+            else:
+                objects[change.key] = change.before
+        return [objects[key] for key in sorted(objects)]
+
+    def watch(self, version: int, selection: Selection | None, wake: Wake, limit: int = QUEUE) -> Watcher:
+        """Follow from `version`: what came after it is taken first. Raises 410; 503 when too many watch."""
+        missed = self.since(version)
+        if len(self._watchers) >= WATCHERS:
+            raise StatusError(503, "ServiceUnavailable", "too many watches", retry=5)
+        watcher = Watcher(selection, wake, max(limit, len(missed)))
+        for change in missed:
+            watcher.offer(change)
+        self._watchers[watcher] = None
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        """Stop following."""
+        self._watchers.pop(watcher, None)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a watch begins: with the state as ADDED events or not, from which version, and what tells their end."""
+
+    initial: bool
+    since: int | None
+    """None is the current version."""
+    marked: bool = False
+    bookmarks: bool = False
+
+
+def plan_of(version: str | None, match: str | None, send_initial: str | None, bookmarks: str | None) -> Plan:
+    """What the parameters of a watch mean. Raises 400 for combinations that mean nothing."""
+    marks = truth_of("allowWatchBookmarks", bookmarks) or False
+    initial = truth_of("sendInitialEvents", send_initial)
+    number = version_parameter(version)
+    if initial is None:
+        if match:
+            raise bad_request(
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+            )
+        # From no version, or from any, a watch begins with the state.
+        return Plan(not number, number or None, bookmarks=marks)
+    if match != "NotOlderThan":
+        raise bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+    if initial:
+        return Plan(True, number or None, marked=marks, bookmarks=marks)
+    return Plan(False, number or None, bookmarks=marks)
+
+
+def truth_of(name: str, asked: str | None) -> bool | None:
+    """A parameter that is true or false, or None when it is not there. Raises 400."""
+    if not asked:
+        return None
+    if asked.lower() in ("true", "1", "t"):
+        return True
+    if asked.lower() in ("false", "0", "f"):
+        return False
+    raise bad_request(f"{name}: Invalid value: {asked[:20]!r}: true or false is needed")
+
+
+def version_parameter(asked: str | None) -> int | None:
+    """The `resourceVersion` parameter. Raises 400."""
+    if not asked:
+        return None
+    if not asked.isascii() or not asked.isdigit() or len(asked) > 18:
+        raise bad_request(
+            f"resourceVersion: Invalid value: {asked[:20]!r}: a version of this server is needed"
+        )
+    return int(asked)
+
+
+def bookmark(kind: str, api_version: str, version: int, *, initial_end: bool = False) -> Object:
+    """The object of a BOOKMARK event: a version to go on from, and whether the initial events are over."""
+    metadata: Object = {"resourceVersion": str(version), "creationTimestamp": None}
+    if initial_end:
+        metadata["annotations"] = {INITIAL_END: "true"}
+    return {"kind": kind, "apiVersion": api_version, "metadata": metadata}
+
+
+def newest(objects: Sequence[Object]) -> int:
+    """The highest resourceVersion among some objects."""
+    return max((version_of(obj) for obj in objects), default=0)
