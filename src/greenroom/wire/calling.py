@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from greenroom.errors import InternalError, NodeUnavailable, OutcomeUnknown, from_wire
-from greenroom.wire import logs, metrics
+from greenroom.errors import GreenroomError, InternalError, NodeUnavailable, OutcomeUnknown, from_wire
+from greenroom.wire import changes, logs, metrics
+from greenroom.wire.changes import Position
 
 T = TypeVar("T")
 
@@ -39,6 +40,8 @@ class RoleClient:
         self._masters = frozenset(_where(url) for url in masters)
         self._limit = connections_per_host
         self._session: aiohttp.ClientSession | None = None
+        self.heard: Callable[[Position], None] = _nobody
+        """Hears where a node's stream of changes stood when it answered."""
 
     async def __aenter__(self) -> RoleClient:
         self._session = aiohttp.ClientSession(
@@ -94,23 +97,61 @@ class RoleClient:
             ) as response:
                 payload = await response.read()
                 status = response.status
+                position = response.headers.get(changes.HEADER)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NodeUnavailable(f"cannot connect to {_where(url)}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             if method in ("GET", "HEAD"):
                 raise NodeUnavailable(f"no answer from {_where(url)}") from error
             raise OutcomeUnknown(f"the answer of {_where(url)} to {method} was lost") from error
+        if position is not None and (place := Position.parse(position)) is not None:
+            self.heard(place)
         if status >= 400:
-            parsed: object = None
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                parsed = msgspec.json.decode(payload)
-            raise from_wire(status, parsed)
+            raise _error_in(status, payload)
         if kind is type(None):
             return None
         try:
             return msgspec.json.decode(payload, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InternalError(f"{_where(url)} answered something unreadable") from error
+
+    async def lines(
+        self, url: str, *, silence: float, limit: int, connect: float = 3.0
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The lines of an answer that does not end, as many at once as have come; close it with `aclosing`.
+
+        Raises the error that the other role answered with, NodeUnavailable when it cannot be reached within `connect`
+        seconds, says nothing for `silence` seconds, sends a line of more than `limit` bytes, or ends.
+        """
+        if self._session is None:
+            raise InternalError("the role client is not open")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence)
+        rest = b""
+        try:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+                if response.status >= 400:
+                    raise _error_in(response.status, await response.read())
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    if whole:
+                        yield whole
+                    if len(rest) > limit:
+                        raise NodeUnavailable(f"{_where(url)} sent a line of more than {limit} bytes")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NodeUnavailable(f"{_where(url)} cannot be followed") from error
+        raise NodeUnavailable(f"{_where(url)} has ended its stream")
+
+
+def _error_in(status: int, payload: bytes) -> GreenroomError:
+    """The error that an answer tells of."""
+    parsed: object = None
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        parsed = msgspec.json.decode(payload)
+    return from_wire(status, parsed)
+
+
+def _nobody(_position: Position) -> None:
+    """Before anybody wants to hear."""
 
 
 def _where(url: str) -> str:
