@@ -27,10 +27,13 @@ BATCH = 256
 class ChangeLog:
     """See the module. `on_change` is called after each change, and must not do more than to wake somebody."""
 
-    def __init__(self, code: str, *, keep: int = KEEP, keep_bytes: int = KEEP_BYTES) -> None:
+    def __init__(
+        self, code: str, *, keep: int = KEEP, keep_bytes: int = KEEP_BYTES, part: int = PART
+    ) -> None:
         self._stream = f"{code}-{secrets.token_hex(6)}"
         self._keep = keep
         self._keep_bytes = keep_bytes
+        self._part = part
         self._sandboxes: dict[str, Listed] = {}
         self._pools: dict[tuple[str, str], PoolCounts] = {}
         self._lines: deque[bytes] = deque()
@@ -108,15 +111,15 @@ class ChangeLog:
 
     def _parts(self, seq: int, sandboxes: list[Listed], pools: list[PoolCounts]) -> Iterator[bytes]:
         part: list[Listed] = []
-        size = 0
+        size = number = 0
         for sandbox in sandboxes:
             length = len(msgspec.json.encode(sandbox))
-            if part and size + length > PART:
-                yield line_of(Whole(stream=self._stream, seq=seq, sandboxes=part, more=True))
-                part, size = [], 0
+            if part and size + length > self._part:
+                yield line_of(Whole(stream=self._stream, seq=seq, part=number, sandboxes=part, more=True))
+                part, size, number = [], 0, number + 1
             part.append(sandbox)
             size += length
-        yield line_of(Whole(stream=self._stream, seq=seq, sandboxes=part, pools=pools))
+        yield line_of(Whole(stream=self._stream, seq=seq, part=number, sandboxes=part, pools=pools))
 
 
 def _nobody() -> None:

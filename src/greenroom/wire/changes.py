@@ -60,10 +60,11 @@ class Position(NamedTuple):
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True, tag="whole", tag_field="type"):
-    """A part of all there is after the change `seq`; `more` parts follow, or this was the last."""
+    """A part of all there is after the change `seq`, counted from 0; `more` parts follow, or this was the last."""
 
     stream: str
     seq: int
+    part: int = 0
     sandboxes: list[Listed]
     pools: list[PoolCounts] = []
     more: bool = False
