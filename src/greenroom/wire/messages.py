@@ -107,8 +107,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the snapshot to start from, instead of a template's pool; its id names its node."""
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What all who may know of a sandbox may know: no secret is in it. Streams and views of the fleet have this."""
+class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What all who may know of a sandbox may know: no secret is in it. Streams and views of the fleet have this.
+
+    A view has many of them, and none can be part of a cycle: the garbage collector need not look at each.
+    """
 
     sandbox_id: str
     template: str
@@ -127,7 +130,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """What its owner called it; empty where there was no wish to."""
 
 
-class Sandbox(Listed, frozen=True, kw_only=True):
+class Sandbox(Listed, frozen=True, kw_only=True, gc=True):
     """A sandbox as its node reports it. `token` is its envd access token and `traffic_token` what opens its ports
     where they are not public: only for the api, never logged."""
 
@@ -290,7 +293,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why refill is held back, in plain words; empty when it is not."""
 
 
-class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
+class PoolCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The numbers of one pool on one node, as they change with every claim."""
 
     template: str
