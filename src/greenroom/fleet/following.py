@@ -30,7 +30,7 @@ from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
 
-RETRY_FIRST, RETRY_LAST = 0.05, 2.0
+RETRY_FIRST, RETRY_LAST = 0.05, 1.0
 """Seconds until a stream that broke off is asked for again: doubling from the first to the last."""
 WANTED_FOR = 10.0
 """Seconds for which a place that an answer named is waited for; one not reached by then is of a run that is over."""
@@ -156,6 +156,10 @@ class Following:
             await asyncio.sleep(0)
         if self._is_settled(codes):
             return True
+        for code in codes:
+            # Somebody wants it now: one that is between two tries is asked at once.
+            if (followed := self._followed.get(code)) is not None:
+                followed.news.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):
                 while not (self._closed or self._is_settled(codes)):

@@ -14,19 +14,24 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
+from prometheus_client.core import Metric
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from greenroom.errors import NodeUnavailable
 from greenroom.node.changelog import ChangeLog
+from greenroom.wire import metrics
 from greenroom.wire.changes import BEAT, CONTENT_TYPE, Beat, Position, line_of
 from greenroom.wire.guarded import TRANSPORT
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
 
+CUT = metrics.counter(
+    "greenroom_node_followers_cut_total", "Followers cut off because they took nothing for too long"
+)
 MOST = 64
 """Followers at the same time."""
 SEND_DEADLINE = 5.0
@@ -65,6 +70,12 @@ class Followers:
     def statistics(self) -> dict[str, int]:
         """How many follow, and how many of them are behind."""
         return {"following": len(self._followers), "behind": sum(each.behind for each in self._followers)}
+
+    def read(self) -> Iterable[Metric]:
+        """How many follow now, for a scrape."""
+        behind = self.statistics()["behind"]
+        rows = [(("current",), len(self._followers) - behind), (("behind",), behind)]
+        yield metrics.gauges("greenroom_node_followers", "Who follow this node's changes", ("state",), rows)
 
     def _wake(self) -> None:
         for follower in self._followers:
@@ -180,6 +191,7 @@ class _Stream(Response):
             if not watching.done():
                 await within({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
+            CUT.inc()
             _log.warning("a follower that took nothing for %.0f s was cut off", self._of.send_deadline)
             if transport is not None:
                 transport.abort()

@@ -129,6 +129,7 @@ async def _serve(
     await stack.enter_async_context(keeper)
     stack.push_async_callback(stop, spawn(keeper.reopen(), "ways out of adopted sandboxes"))
     stack.enter_context(metrics.reading(way_out.read))
+    stack.enter_context(metrics.reading(followers.read))
     guard = DiskGuard(
         spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
     )

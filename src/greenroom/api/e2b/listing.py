@@ -20,7 +20,7 @@ import msgspec
 from greenroom.api.e2b.schemas import micros
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import is_sandbox_id, is_snapshot_id
-from greenroom.wire.messages import Sandbox
+from greenroom.wire.messages import Listed
 
 Position = tuple[int, str]
 """Start time in microseconds and id: the order of lists, without ties."""
@@ -48,7 +48,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True):
     """One page, how many running sandboxes match in all, and the cursor of the next page if there is one."""
 
-    sandboxes: list[Sandbox]
+    sandboxes: list[Listed]
     running: int
     next_token: str | None
 
@@ -128,7 +128,7 @@ def parse_limit(text: str | None, page_limit: int) -> int:
     return int(text)
 
 
-def position_of(sandbox: Sandbox) -> Position:
+def position_of(sandbox: Listed) -> Position:
     """Where a sandbox stands in the order of lists."""
     return (micros(sandbox.started_at), sandbox.sandbox_id)
 
@@ -161,8 +161,8 @@ def decode_cursor(token: str) -> Position:
 
 
 def select(
-    sandboxes: Iterable[Sandbox], query: Query, owner: str, template_name: str | None = None
-) -> list[Sandbox]:
+    sandboxes: Iterable[Listed], query: Query, owner: str, template_name: str | None = None
+) -> list[Listed]:
     """The owner's sandboxes that match the filters, in order; paging is `cut`'s.
 
     `template_name` is the name of the template that `query.template` refers to; with a template filter but
@@ -182,7 +182,7 @@ def select(
     return found
 
 
-def cut(selected: list[Sandbox], query: Query) -> Page:
+def cut(selected: list[Listed], query: Query) -> Page:
     """The page of `selected` (which is in the query's order) that follows `query.after`."""
     rest = selected
     if query.after is not None:

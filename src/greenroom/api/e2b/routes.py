@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -47,7 +47,7 @@ from greenroom.config import ApiConfig, ClaimsConfig, NetworkConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownSnapshot, UnknownTemplate
 from greenroom.wire import logs
 from greenroom.wire.ids import is_snapshot_id
-from greenroom.wire.messages import ClaimRequest, Sandbox, SnapshotInfo, Template, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Listed, Sandbox, SnapshotInfo, Template, TimeoutRequest
 from greenroom.wire.serving import json_response, read_body
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Dialect:
             metadata=parse_metadata(request.query_params.get("metadata", "")),
             states=frozenset({"running"}),
         )
-        sandboxes, missing = await self._fleet.sandboxes()
+        sandboxes, missing = await self._fleet.sandboxes(owner)
         return await self._listed(select(sandboxes, query, owner), _partial(missing))
 
     async def list_v2(self, request: Request) -> Response:
@@ -165,16 +165,25 @@ class Dialect:
                 name = (await self._fleet.template(query.template)).name
             except UnknownTemplate:
                 name = query.template  # that of a snapshot, or of nothing
-        sandboxes, missing = await self._fleet.sandboxes()
+        sandboxes, missing = await self._fleet.sandboxes(owner)
         page = cut(select(sandboxes, query, owner, name), query)
         headers = {"X-Total-Running": str(page.running), **_partial(missing)}
         if page.next_token is not None:
             headers["X-Next-Token"] = page.next_token
         return await self._listed(page.sandboxes, headers)
 
-    async def _listed(self, sandboxes: list[Sandbox], headers: dict[str, str]) -> Response:
-        body = [listed_body(entry, await self._fleet.template_of(entry)) for entry in sandboxes]
-        return json_response(body, headers=headers)
+    async def _listed(self, sandboxes: list[Listed], headers: dict[str, str]) -> Response:
+        """The answer to a list. Its entries are encoded once for as long as they stay as they are."""
+        templates: dict[str, tuple[Template | None, str]] = {}
+        entries: list[bytes] = []
+        for sandbox in sandboxes:
+            if sandbox.template not in templates:
+                found = await self._fleet.template_of(sandbox)
+                templates[sandbox.template] = (found, "" if found is None else found.template_id)
+            template, template_id = templates[sandbox.template]
+            entries.append(self._fleet.seen.encoded(sandbox, template_id, _encoder(template)))
+        body = b"[" + b",".join(entries) + b"]"
+        return Response(body, headers=headers, media_type="application/json")
 
     async def get(self, request: Request) -> Response:
         """`GET /sandboxes/{id}`: one sandbox, running or paused."""
@@ -279,6 +288,8 @@ class Dialect:
         """Raise UnknownSandbox unless the sandbox is the owner's, asking its node only when not known."""
         known = self._owners.get(sandbox_id)
         if known is None:
+            known = self._fleet.seen.owner_of(sandbox_id)
+        if known is None:
             await self.owned(owner, sandbox_id)
         elif known != owner:
             raise UnknownSandbox(f"there is no sandbox {sandbox_id!r}")
@@ -320,6 +331,10 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"invalid request: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("the request body is not valid JSON") from error
+
+
+def _encoder(template: Template | None) -> Callable[[Listed], bytes]:
+    return lambda sandbox: msgspec.json.encode(listed_body(sandbox, template))
 
 
 def _partial(missing: list[str]) -> dict[str, str]:
