@@ -168,13 +168,14 @@ async def test_an_entry_is_encoded_once(tmp_path: Path) -> None:
             made.append(repr(each))
             return b"text"
 
-        assert [seen.encoded(entry, "t", make) for _ in range(3)] == [b"text"] * 3
+        encoders = {"base": ("t", make)}
+        assert [seen.encoded([entry], encoders) for _ in range(3)] == [[b"text"]] * 3
         assert len(made) == 1
         assert seen.owner_of(entry.sandbox_id) == "me"
         assert seen.owner_of("iaaaa" + "9" * 15) is None
         # One that the view no longer has is still answered.
         node.log.drop(entry.sandbox_id)
         await until(lambda: len(seen.view) == 0)
-        assert seen.encoded(entry, "t", make) == b"text"
+        assert seen.encoded([entry], encoders) == [b"text"]
         assert len(made) == 2
         await seen.close()

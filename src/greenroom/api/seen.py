@@ -16,7 +16,7 @@ What a list has in it, seen from a client:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from prometheus_client.core import Metric
 
@@ -29,6 +29,8 @@ from greenroom.wire.messages import Listed, NodeInfo, NodeList
 
 _log = logging.getLogger(__name__)
 
+Encoder = tuple[Hashable, Callable[[Listed], bytes]]
+"""What makes a text of a sandbox, and what tells this kind of text from others."""
 PATIENCE = 2.0
 """Seconds that a list waits for nodes that cannot be read at the moment."""
 
@@ -63,12 +65,19 @@ class Seen:
         entry = self.view.get(sandbox_id)
         return None if entry is None else entry.sandbox.owner
 
-    def encoded(self, sandbox: Listed, kind: Hashable, make: Callable[[Listed], bytes]) -> bytes:
-        """What `make` makes of a sandbox, kept with it as long as it stays as it is."""
-        entry = self.view.get(sandbox.sandbox_id)
-        if entry is None or entry.sandbox is not sandbox:
-            return make(sandbox)
-        return entry.fragment(kind, make)
+    def encoded(self, sandboxes: Iterable[Listed], encoders: Mapping[str, Encoder]) -> list[bytes]:
+        """What the encoders, found by the template's name, make of sandboxes. It is kept with each as long as it stays
+        as it is."""
+        get = self.view.get
+        texts = []
+        for sandbox in sandboxes:
+            kind, make = encoders[sandbox.template]
+            entry = get(sandbox.sandbox_id)
+            if entry is None or entry.sandbox is not sandbox:
+                texts.append(make(sandbox))
+            else:
+                texts.append(entry.fragment(kind, make))
+        return texts
 
     async def of_owner(self, owner: str, nodes: Iterable[NodeInfo]) -> tuple[list[Listed], list[str]]:
         """An owner's sandboxes, and the names of those of `nodes` whose sandboxes are not in it, or not the latest.

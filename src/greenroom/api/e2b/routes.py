@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -43,6 +43,7 @@ from greenroom.api.e2b.schemas import (
 )
 from greenroom.api.e2b.suspending import Suspending
 from greenroom.api.nodes import Fleet
+from greenroom.api.seen import Encoder
 from greenroom.config import ApiConfig, ClaimsConfig, NetworkConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownSnapshot, UnknownTemplate
 from greenroom.wire import logs
@@ -174,16 +175,12 @@ class Dialect:
 
     async def _listed(self, sandboxes: list[Listed], headers: dict[str, str]) -> Response:
         """The answer to a list. Its entries are encoded once for as long as they stay as they are."""
-        templates: dict[str, tuple[Template | None, str]] = {}
-        entries: list[bytes] = []
+        encoders: dict[str, Encoder] = {}
         for sandbox in sandboxes:
-            if sandbox.template not in templates:
-                found = await self._fleet.template_of(sandbox)
-                templates[sandbox.template] = (found, "" if found is None else found.template_id)
-            template, template_id = templates[sandbox.template]
-            entries.append(self._fleet.seen.encoded(sandbox, template_id, _encoder(template)))
-        body = b"[" + b",".join(entries) + b"]"
-        return Response(body, headers=headers, media_type="application/json")
+            if sandbox.template not in encoders:
+                encoders[sandbox.template] = _encoder(await self._fleet.template_of(sandbox))
+        entries = self._fleet.seen.encoded(sandboxes, encoders)
+        return Response(b"[" + b",".join(entries) + b"]", headers=headers, media_type="application/json")
 
     async def get(self, request: Request) -> Response:
         """`GET /sandboxes/{id}`: one sandbox, running or paused."""
@@ -333,8 +330,13 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise BadRequest("the request body is not valid JSON") from error
 
 
-def _encoder(template: Template | None) -> Callable[[Listed], bytes]:
-    return lambda sandbox: msgspec.json.encode(listed_body(sandbox, template))
+def _encoder(template: Template | None) -> Encoder:
+    """What encodes the entries of lists for sandboxes of a template, None for one that is not known now."""
+
+    def encode(sandbox: Listed) -> bytes:
+        return msgspec.json.encode(listed_body(sandbox, template))
+
+    return ("e2b", None if template is None else template.template_id), encode
 
 
 def _partial(missing: list[str]) -> dict[str, str]:
