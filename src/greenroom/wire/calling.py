@@ -136,10 +136,10 @@ class RoleClient:
                     if whole:
                         yield whole
                     if len(rest) > limit:
-                        raise NodeUnavailable(f"{_where(url)} sent a line of more than {limit} bytes")
+                        raise NodeUnavailable(f"it sent a line of more than {limit} bytes")
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise NodeUnavailable(f"{_where(url)} cannot be followed") from error
-        raise NodeUnavailable(f"{_where(url)} has ended its stream")
+            raise NodeUnavailable("it cannot be reached, or says nothing any more") from error
+        raise NodeUnavailable("it has ended its stream")
 
 
 def _error_in(status: int, payload: bytes) -> GreenroomError:
