@@ -53,11 +53,11 @@ def test_one_id_leads_through_api_master_and_node(fleet: Fleet) -> None:
 def test_the_clients_id_is_kept_if_it_is_sane_and_replaced_if_not(fleet: Fleet) -> None:
     own = f"mine.{secrets.token_hex(8)}"
     with client(fleet, **{"x-request-id": own}) as http:
-        assert http.get("/v2/sandboxes").headers["x-request-id"] == own
+        assert http.get("/snapshots").headers["x-request-id"] == own
     eventually(lambda: bool(lines_of(fleet, own)["node"]))
     for odd in ("a b", "x" * 65, '{"injected": 1}', "a,b", "ä"):
         with client(fleet) as http:
-            answer = http.get("/v2/sandboxes", headers={"x-request-id": odd.encode("latin-1")})
+            answer = http.get("/snapshots", headers={"x-request-id": odd.encode("latin-1")})
             given = answer.headers["x-request-id"]
             assert given != odd
             eventually(lambda given=given: bool(lines_of(fleet, given)["node"]))
@@ -96,8 +96,8 @@ def test_polls_and_heartbeats_are_no_news(fleet: Fleet) -> None:
         return [line for line in parsed if line.get("route") == route]
 
     with client(fleet) as http:
-        http.get("/v2/sandboxes")
-    cases = (("master", "/v1/nodes/{name}/heartbeat"), ("node", "/v1/sandboxes"), ("api", "/v2/sandboxes"))
+        http.get("/snapshots")
+    cases = (("master", "/v1/nodes/{name}/heartbeat"), ("node", "/v1/snapshots"), ("api", "/snapshots"))
     for role, route in cases:
         eventually(lambda role=role, route=route: bool(access(role, route)))
         quiet = [line for line in access(role, route) if line["method"] == "GET" or "heartbeat" in route]

@@ -21,8 +21,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from greenroom.errors import GreenroomError, KeyConflict, NotFound, PoolDry, UnknownSandbox
-from greenroom.wire import credentials
+from greenroom.node.changelog import ChangeLog
+from greenroom.node.followers import Followers
+from greenroom.wire import changes, credentials, serving
 from greenroom.wire.calling import RoleClient
+from greenroom.wire.changes import Position
 from greenroom.wire.ids import new_node_code, new_sandbox_id
 from greenroom.wire.messages import (
     ClaimRequest,
@@ -37,7 +40,7 @@ from greenroom.wire.messages import (
     SnapshotList,
     TimeoutRequest,
 )
-from greenroom.wire.serving import application, endpoint, json_response, listen, read_json, url_of
+from greenroom.wire.serving import Handler, application, json_response, listen, read_json, url_of
 
 DEADLINE = 20.0
 """Seconds for starting, stopping and anything a test waits for."""
@@ -68,8 +71,7 @@ class FakeNode:
         """Whether it denies knowing any claim key, as one does whose claim is still under way."""
         self.network_error: GreenroomError | None = None
         """What it answers to other network rules."""
-        self.list_error: GreenroomError | None = None
-        """What it answers to a list."""
+        self._list_error: GreenroomError | None = None
         self.claim_error: GreenroomError | None = None
         """What it answers to a claim."""
         self.hold_claims = threading.Event()
@@ -80,12 +82,15 @@ class FakeNode:
         self.shares: dict[str, Registered] = {}
         """By master URL, the last answer to a report."""
         self.calls: list[str] = []
-        self.sandboxes: dict[str, Sandbox] = {}
+        self.sandboxes: dict[str, Sandbox] = _Told(self._tell)
         self.by_key: dict[str, tuple[ClaimRequest, str]] = {}
         self._token = credentials.own_token(secrets_dir, "node")
         self._verifier = credentials.Verifier.load(secrets_dir)
         self._socket = listen("127.0.0.1", 0)
         self.url = url_of(self._socket)
+        self._log = ChangeLog(self.code)
+        self._followers = Followers(self._log)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._stop = threading.Event()
@@ -127,6 +132,39 @@ class FakeNode:
         self.list_error = self.claim_error = self.network_error = None
         self.hold_claims.set()
 
+    @property
+    def list_error(self) -> GreenroomError | None:
+        """What it answers to those who want to know of its sandboxes, also those who know of some already."""
+        return self._list_error
+
+    @list_error.setter
+    def list_error(self, error: GreenroomError | None) -> None:
+        self._list_error = error
+        if error is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._break_off(), self._loop).result(DEADLINE)
+
+    async def _break_off(self) -> None:
+        self._followers.close()
+        self._followers = Followers(self._log)
+
+    def _tell(self, sandbox_id: str) -> None:
+        """Let its followers know of a change, and return when they were sent it, as a node does before it answers."""
+        if self._loop is None or threading.current_thread() is self._thread:
+            self._publish(sandbox_id)
+        else:
+            asyncio.run_coroutine_threadsafe(self._told(sandbox_id), self._loop).result(DEADLINE)
+
+    async def _told(self, sandbox_id: str) -> None:
+        self._publish(sandbox_id)
+        await self._followers.passed()
+
+    def _publish(self, sandbox_id: str) -> None:
+        sandbox = self.sandboxes.get(sandbox_id)
+        if sandbox is not None and _lives(sandbox) and sandbox.confirm_by is None:
+            self._log.put(sandbox)
+        else:
+            self._log.drop(sandbox_id)
+
     def wait_registered(self) -> None:
         """Wait until every master has this node."""
         self.wait_until(lambda: set(self.shares) >= set(self.masters))
@@ -165,11 +203,16 @@ class FakeNode:
             timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
+        self._loop = asyncio.get_running_loop()
         async with RoleClient(self._token) as client, asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve(sockets=[self._socket]))
             reporting = [tasks.create_task(self._report(client, master)) for master in self.masters]
-            while not self._stop.is_set():  # noqa: ASYNC110 - the event is a thread's
+            while not self._stop.is_set():
                 await asyncio.sleep(0.01)
+                for sandbox_id in list(self._log.sandboxes):
+                    self._publish(sandbox_id)  # it may have ended
+            self._loop = None
+            self._followers.close()
             for task in reporting:
                 task.cancel()
             server.should_exit = True
@@ -197,7 +240,19 @@ class FakeNode:
     # The node API
 
     def _routes(self) -> list[Any]:
+        def endpoint(method: str, path: str, handler: Handler, admits: tuple[str, ...]) -> Any:
+            """Every answer of it says where its stream stands, once its followers were sent that much."""
+
+            async def placed(request: Request) -> Response:
+                response = await handler(request)
+                await self._followers.passed()
+                response.headers[changes.HEADER] = str(self._log.position)
+                return response
+
+            return serving.endpoint(method, path, placed, admits)
+
         return [
+            serving.endpoint("GET", changes.PATH, self._follow, ("api",)),
             endpoint("POST", "/v1/claims", self._claim, ("master",)),
             endpoint("GET", "/v1/claims/{key}", self._by_key, ("master", "api")),
             endpoint("GET", "/v1/sandboxes", self._list, ("api", "master", "operator")),
@@ -270,6 +325,11 @@ class FakeNode:
         if self.list_error is not None:
             raise self.list_error
         return json_response(SandboxList([entry for entry in self.sandboxes.values() if _lives(entry)]))
+
+    async def _follow(self, request: Request) -> Response:
+        if self.list_error is not None:
+            raise self.list_error
+        return self._followers.answer(Position.parse(request.query_params.get("after", "")))
 
     async def _get(self, request: Request) -> Response:
         self._note(request)
@@ -351,6 +411,22 @@ class FakeNode:
         sandbox = msgspec.convert(fields | changes, Sandbox)
         self.sandboxes[sandbox.sandbox_id] = sandbox
         return sandbox
+
+
+class _Told(dict[str, Sandbox]):
+    """Sandboxes by id; every change of one is told."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __setitem__(self, sandbox_id: str, sandbox: Sandbox) -> None:
+        super().__setitem__(sandbox_id, sandbox)
+        self._tell(sandbox_id)
+
+    def __delitem__(self, sandbox_id: str) -> None:
+        super().__delitem__(sandbox_id)
+        self._tell(sandbox_id)
 
 
 class _Cut(Response):

@@ -13,6 +13,7 @@ from greenroom.api.e2b.resources import application
 from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
 from greenroom.store.sqlite import SqliteStore
+from greenroom.wire import metrics
 from greenroom.wire.calling import role_client
 from greenroom.wire.credentials import Verifier, own_token
 from greenroom.wire.process import run_process
@@ -32,9 +33,11 @@ async def main(spec: RoleSpec) -> None:
             fleet, dialect = assembled(spec, client, store)
             following = spawn(fleet.follow(), "node-table")
             try:
-                await run_role(application(described(dialect.paths()), verifier=verifier), spec)
+                with metrics.reading(fleet.seen.read):
+                    await run_role(application(described(dialect.paths()), verifier=verifier), spec)
             finally:
                 await stop(following)
+                await fleet.seen.close()
     finally:
         await store.close()
 

@@ -2,7 +2,7 @@
 
 Reads and changes of a sandbox go straight to its node, which the sandbox's id names: no master is on that
 path, and an api that has seen the table once goes on working while every master is away. Only a create asks a
-master, because only a master places.
+master, because only a master places. Lists ask nobody: they are answered from what the nodes have told (`seen`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from greenroom.api.seen import Seen
 from greenroom.config import Config
 from greenroom.errors import (
     GreenroomError,
@@ -31,6 +32,7 @@ from greenroom.wire.messages import (
     ClaimRequest,
     ForkList,
     ForkRequest,
+    Listed,
     Network,
     NodeInfo,
     NodeList,
@@ -40,7 +42,6 @@ from greenroom.wire.messages import (
     ResumeRequest,
     RollbackRequest,
     Sandbox,
-    SandboxList,
     SnapshotInfo,
     SnapshotList,
     SnapshotRequest,
@@ -85,6 +86,7 @@ class Fleet:
         self._config = config
         self._deadline = config.api.call_deadline
         self._table: NodeTable | None = None
+        self.seen = Seen(client)
         self._master = 0
         self._refreshing: asyncio.Task[GreenroomError | None] | None = None
         self._templates: dict[str, Template] = {}
@@ -118,7 +120,11 @@ class Fleet:
                     pause = min(2 * pause, RETRY_LAST)
             else:
                 pause, failed, after = RETRY_FIRST, 0, nodes.revision
-                self._table = NodeTable.of(nodes)
+                self._learn(nodes)
+
+    def _learn(self, nodes: NodeList) -> None:
+        self._table = NodeTable.of(nodes)
+        self.seen.learn(nodes)
 
     async def table(self) -> NodeTable:
         """The node table, asked for when not known yet. Raises NodeUnavailable when no master answers."""
@@ -143,7 +149,7 @@ class Fleet:
             return await self._client.call("GET", f"{master}/v1/nodes", NodeList, deadline=self._deadline)
 
         try:
-            self._table = NodeTable.of(await self._any_master(read))
+            self._learn(await self._any_master(read))
         except GreenroomError as error:
             return error
         return None
@@ -295,14 +301,13 @@ class Fleet:
             found.append(answer)
         return found
 
-    async def sandboxes(self) -> tuple[list[Sandbox], list[str]]:
-        """All sandboxes of the fleet, and the names of dead nodes whose sandboxes are therefore not in it.
+    async def sandboxes(self, owner: str) -> tuple[list[Listed], list[str]]:
+        """An owner's sandboxes, and the names of nodes whose sandboxes are therefore not in it (they are dead), or
+        not the latest of them.
 
         Raises NodeUnavailable when a node that should be alive cannot be read.
         """
-        missing = sorted(info.status.name for info in (await self.table()).by_code.values() if not info.live)
-        answers = await self._of_live("/v1/sandboxes", SandboxList, "sandboxes")
-        return [sandbox for answer in answers for sandbox in answer.sandboxes], missing
+        return await self.seen.of_owner(owner, list((await self.table()).by_code.values()))
 
     async def claim(self, request: ClaimRequest) -> Sandbox:
         """Ask a master for a sandbox; the next master only when the request cannot have been taken.
@@ -379,7 +384,7 @@ class Fleet:
             raise UnknownTemplate(f"there is no template {ref!r}")
         return found
 
-    async def template_of(self, sandbox: Sandbox) -> Template | None:
+    async def template_of(self, sandbox: Listed) -> Template | None:
         """The template a sandbox was made from, or None when that cannot be told now.
 
         A template that was seen once is taken from memory: naming it must not need a master.

@@ -12,114 +12,31 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
 from greenroom.config import Config
-from greenroom.errors import GreenroomError, InternalError, UnknownSandbox
+from greenroom.errors import GreenroomError, InternalError
 from greenroom.node import lifecycle
 from greenroom.node import metrics as counted
+from greenroom.node.changelog import ChangeLog
 from greenroom.node.clock import NodeClock
 from greenroom.node.deadlines import Deadlines
 from greenroom.node.egress import Gate, NoGate
-from greenroom.node.journal import Inner, Journal
-from greenroom.node.observing import Asked, History, Sampler
+from greenroom.node.journal import Journal
+from greenroom.node.live import Live, unknown
+from greenroom.node.observing import Asked, Sampler
 from greenroom.node.turns import Turns
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
-from greenroom.wire.messages import Inbound, Network, Past, Sandbox, TimeoutRequest
+from greenroom.wire.messages import Network, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
+
+__all__ = ["Live", "Residents", "unknown"]
 
 _log = logging.getLogger(__name__)
 _LOOK_AT_CLOCK = 5.0
 """Seconds after which a wall clock that was set is noticed at the latest."""
-
-
-class Live:
-    """A sandbox that was handed over, with its VM; also what the relay connects to (`relay_targets.Target`)."""
-
-    def __init__(self, key: str, sandbox: Sandbox, vm: Vm | None, inner: Inner) -> None:
-        self.key = key
-        self.sandbox = sandbox
-        self.vm = vm
-        """None while it is paused."""
-        self.inner = inner
-        self.work: asyncio.Task[GreenroomError | None] | None = None
-        """What pauses or resumes it at present, or did last; its result is why it could not."""
-        self.wake: Callable[[Live], Awaitable[None]] = _cannot_wake
-        self.history = History()
-        self.capturing = asyncio.Lock()
-        """Held while its VM is captured."""
-        self.network_turn = asyncio.Lock()
-        """Held while its network rules are replaced."""
-        phase: lifecycle.Phase = "running" if sandbox.confirm_by is None else "provisional"
-        self.life = lifecycle.Lifecycle(
-            confirm_by=sandbox.ends_at if sandbox.confirm_by is None else sandbox.confirm_by,
-            ends_at=sandbox.ends_at,
-            phase=phase if vm is not None else "paused",
-            pauses=sandbox.lifespan.auto_pause,
-        )
-
-    def __repr__(self) -> str:
-        where = "no VM" if self.vm is None else self.vm.name
-        return f"<Live {self.sandbox.sandbox_id} on {where} {self.life.phase}>"
-
-    @property
-    def ending(self) -> bool:
-        return self.life.phase == "ended"
-
-    @property
-    def shown(self) -> bool:
-        """Whether it is somebody's: not provisional, not ended."""
-        return self.life.phase not in ("provisional", "ended")
-
-    @property
-    def sandbox_id(self) -> str:
-        return self.sandbox.sandbox_id
-
-    @property
-    def owner(self) -> str:
-        return self.sandbox.owner
-
-    @property
-    def reachable(self) -> bool:
-        """Whether a request for it has a way to it: it runs, or will when the request waits for it."""
-        match self.life.phase:
-            case "running" | "resuming" | "replacing":
-                return True
-            case "pausing" | "paused":
-                # A guest that would have to boot is not what the request was meant for.
-                return self.sandbox.lifespan.auto_resume and self.sandbox.paused_memory is not False
-            case _:
-                return False
-
-    async def ready(self) -> bool:
-        """Return when it runs, for which it may have to be resumed; True if it did not. Raises why it does not."""
-        if self.life.phase == "running":
-            return False
-        await self.wake(self)
-        return True
-
-    async def connect(self, port: int) -> socket.socket:
-        """A connected socket to a port in the guest."""
-        if self.vm is None:
-            raise ConnectionRefusedError("the sandbox is paused")
-        return await self.vm.connect(port)
-
-    @property
-    def inbound(self) -> Inbound:
-        return self.sandbox.inbound
-
-    @property
-    def traffic_token(self) -> str | None:
-        return self.sandbox.traffic_token
-
-    async def connect_inside(self, port: int) -> socket.socket:
-        """A connected socket to a port of the guest's loopback."""
-        if self.vm is None:
-            raise ConnectionRefusedError("the sandbox is paused")
-        return await self.vm.connect_inside(port)
 
 
 class Residents:
@@ -135,6 +52,8 @@ class Residents:
         """Ends a sandbox's relayed connections at once; the relay's, once there is one."""
         self.gate: Gate | NoGate = NoGate()
         """The way out of sandboxes, where there is one."""
+        self.changes = ChangeLog(journal.code())
+        """What `list` says, as it changes."""
         self._live: dict[str, Live] = {}
         self._deadlines = Deadlines()
         self._moved = asyncio.Event()
@@ -244,9 +163,23 @@ class Residents:
         """A sandbox counts from here on."""
         self._live[live.sandbox_id] = live
         live.wake = self.wake
+        live.told = self._tell
+        self._tell(live)
         live.history.note(self._clock.now(), "it runs" if live.vm is not None else "it is paused")
         self._set_deadline(live)
         self._watch(live)
+
+    def _tell(self, live: Live) -> None:
+        """Let followers know what `list` says of a sandbox from now on. Called wherever its record is replaced, so no
+        way of changing one can forget it."""
+        shown = live.sandbox if live.shown else None
+        if shown is live.published:
+            return
+        live.published = shown
+        if shown is None:
+            self.changes.drop(live.sandbox_id)
+        else:
+            self.changes.put(shown)
 
     def _watch(self, live: Live) -> None:
         """See when its present VM ends."""
@@ -379,7 +312,9 @@ class Residents:
                 confirm_by = after.confirm_by if after.phase == "provisional" else None
                 changed = msgspec.structs.replace(live.sandbox, ends_at=after.ends_at, confirm_by=confirm_by)
                 self._journal.save(live.key, changed, now)
-                live.life, live.sandbox = after, changed
+                # The record first: what is confirmed is not shown as it was before.
+                live.sandbox = changed
+                live.life = after
                 if isinstance(event, lifecycle.Renew):
                     live.history.note(now, "its end was moved", seconds=f"{after.ends_at - now:.0f}")
                 self._set_deadline(live)
@@ -495,13 +430,3 @@ class Residents:
 
 async def _nothing_to_cut(_sandbox_id: str) -> None:
     """Before there is a relay there are no connections."""
-
-
-async def _cannot_wake(live: Live) -> None:
-    """Before it is entered nobody has a request for it."""
-    raise unknown(live.sandbox_id)
-
-
-def unknown(sandbox_id: str) -> UnknownSandbox:
-    """The error for an id that nothing here has."""
-    return UnknownSandbox(f"sandbox {sandbox_id} does not exist on this node, or has ended")

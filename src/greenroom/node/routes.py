@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,11 +11,13 @@ from starlette.routing import Route
 from greenroom.config import LONGEST_TIMEOUT
 from greenroom.errors import BadRequest
 from greenroom.node.branching import Branching
+from greenroom.node.followers import Followers
 from greenroom.node.keeper import Keeper
 from greenroom.node.metrics import CLAIMS, RELEASES
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Snapshot
-from greenroom.wire import logs, metrics
+from greenroom.wire import changes, logs, metrics
+from greenroom.wire.changes import Position
 from greenroom.wire.messages import (
     ClaimRequest,
     ForkRequest,
@@ -32,13 +34,17 @@ from greenroom.wire.messages import (
     SnapshotRequest,
     TimeoutRequest,
 )
-from greenroom.wire.serving import endpoint, json_response, read_json
+from greenroom.wire.serving import Handler, endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
 
 
 def routes(
-    keeper: Keeper, branching: Branching, warmer: Warmer, status: Callable[[], NodeStatus]
+    keeper: Keeper,
+    branching: Branching,
+    warmer: Warmer,
+    followers: Followers,
+    status: Callable[[], NodeStatus],
 ) -> list[Route]:
     """All routes of a node."""
 
@@ -134,21 +140,38 @@ def routes(
     async def node_status(_request: Request) -> Response:
         return json_response(status())
 
+    async def follow(request: Request) -> Response:
+        return followers.answer(Position.parse(request.query_params.get("after", "")))
+
+    def placed(method: str, path: str, handler: Handler, admits: Collection[str]) -> Route:
+        """A route whose answer says where the stream stood, once the followers were sent that much."""
+
+        async def answered(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            finally:
+                await followers.passed()
+            response.headers[changes.HEADER] = str(keeper.changes.position)
+            return response
+
+        return endpoint(method, path, answered, admits)
+
     return [
+        endpoint("GET", changes.PATH, follow, _READERS),
         endpoint("POST", "/v1/claims", claim, ("master",)),
         endpoint("GET", "/v1/claims/{key}", claim_by_key, ("api", "master")),
         endpoint("GET", "/v1/sandboxes", sandboxes, _READERS),
-        endpoint("GET", "/v1/sandboxes/{sandbox_id}", sandbox, _READERS),
-        endpoint("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
-        endpoint("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
-        endpoint("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
-        endpoint("PUT", "/v1/sandboxes/{sandbox_id}/network", network, ("api", "operator")),
-        endpoint("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
-        endpoint("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
+        placed("GET", "/v1/sandboxes/{sandbox_id}", sandbox, _READERS),
+        placed("DELETE", "/v1/sandboxes/{sandbox_id}", release, _READERS),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
+        placed("PUT", "/v1/sandboxes/{sandbox_id}/network", network, ("api", "operator")),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),
         endpoint("GET", "/v1/sandboxes/{sandbox_id}/past", past, ("api", "operator")),
-        endpoint("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
-        endpoint("POST", "/v1/sandboxes/{sandbox_id}/rollback", roll_back, ("api",)),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/rollback", roll_back, ("api",)),
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),
         endpoint("DELETE", "/v1/snapshots/{snapshot_id}", delete_snapshot, ("api", "operator")),

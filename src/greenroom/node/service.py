@@ -20,6 +20,7 @@ from greenroom.images.commands import interrupt
 from greenroom.node.branching import Branching
 from greenroom.node.diskguard import DiskGuard
 from greenroom.node.egress import Gate
+from greenroom.node.followers import Followers
 from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.membership import Membership
@@ -108,6 +109,8 @@ async def _serve(
     client = await stack.enter_async_context(role_client(token, masters=spec.master_urls))
     warmer = Warmer(runtime, config, spec.home)
     keeper = Keeper(name=spec.name, runtime=runtime, warmer=warmer, journal=journal, config=config)
+    warmer.tell = keeper.changes.count
+    followers = Followers(keeper.changes)
     relay = Relay(keeper, lambda offered: verifier.role_of(offered) == "proxy", config.nodes)
     keeper.cut = relay.cut
     way_out = keeper.gate = Gate(runtime, config, spec.home, spec.replica)
@@ -126,6 +129,7 @@ async def _serve(
     await stack.enter_async_context(keeper)
     stack.push_async_callback(stop, spawn(keeper.reopen(), "ways out of adopted sandboxes"))
     stack.enter_context(metrics.reading(way_out.read))
+    stack.enter_context(metrics.reading(followers.read))
     guard = DiskGuard(
         spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
     )
@@ -158,11 +162,12 @@ async def _serve(
     if known := journal.pools():
         await warmer.set_pools(known, tell_progress)
     membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat)
-    app = application(routes(keeper, branching, warmer, status), verifier)
+    app = application(routes(keeper, branching, warmer, followers, status), verifier)
 
     def drain() -> None:
         nonlocal drained
         drained = True
+        followers.close()
         # A golden or an image that is still being made is given up; it would be of use to nobody.
         interrupt()
         runtime.interrupt()

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from greenroom.config import Config
@@ -24,7 +24,7 @@ from greenroom.node.headroom import Headroom, Shortage
 from greenroom.node.pool import Pool
 from greenroom.node.refill import allot
 from greenroom.runtime.engine import Adopted, Golden, Identity, Progress, Runtime, Vm
-from greenroom.wire.messages import PoolSpec, PoolStatus, Size
+from greenroom.wire.messages import PoolCounts, PoolSpec, PoolStatus, Size
 from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,25 @@ class _Warm:
         self.golden: Golden | None = None
         self.preparing: asyncio.Task[None] | None = None
         self.problem = ""
+        self.told: PoolCounts | None = None
+        """Its numbers as they were told last."""
+
+    def counts(self) -> PoolCounts | None:
+        """Its numbers, or None when they are as they were at the last call."""
+        pool, told = self.pool, self.told
+        numbers = (pool.target, len(pool.warm), pool.starting, len(pool.waiting))
+        if told is not None and (told.target, told.warm, told.starting, told.waiting) == numbers:
+            return None
+        target, warm, starting, waiting = numbers
+        self.told = PoolCounts(
+            template=self.spec.template,
+            size=self.spec.size.name,
+            target=target,
+            warm=warm,
+            starting=starting,
+            waiting=waiting,
+        )
+        return self.told
 
 
 class Warmer:
@@ -69,6 +88,8 @@ class Warmer:
         self._last_served: PoolKey | None = None
         self._parallel = config.pools.refill_parallel or os.cpu_count() or 1
         self._closing = False
+        self.tell: Callable[[PoolCounts], None] = _nobody
+        """Hears of each change of a pool's numbers."""
 
     async def __aenter__(self) -> Warmer:
         self._loop_task = spawn(self._run(), "pool refill")
@@ -168,6 +189,7 @@ class Warmer:
         (given,) = self._pools[key].pool.handle(arrived)
         assert isinstance(given, machine.HandOver)  # noqa: S101
         vm, _ = self._members.pop(given.member)
+        self._tell(self._pools[key])
         loop.call_later(_AFTER_A_CLAIM, self._kick.set)
         counted.came_from_pool(template, size, asked, time.perf_counter())
         return vm
@@ -249,7 +271,12 @@ class Warmer:
                 case machine.Destroy(member):
                     vm, _ = self._members.pop(member)
                     spawn(self._runtime.stop(vm), f"stop {member}, one too many")
+        self._tell(self._pools[key])
         self._kick.set()
+
+    def _tell(self, warm: _Warm) -> None:
+        if (counts := warm.counts()) is not None:
+            self.tell(counts)
 
     def _held_back(self) -> Shortage | None:
         """Why nothing may be started on this node right now."""
@@ -281,6 +308,7 @@ class Warmer:
             for key in allot(wants, self._parallel - len(self._making), self._last_served):
                 self._last_served = key
                 self._pools[key].pool.handle(machine.MemberStarted())
+                self._tell(self._pools[key])
                 task = spawn(self._make_member(key), f"member of {key[0]}")
                 self._making.add(task)
                 task.add_done_callback(self._made)
@@ -344,6 +372,10 @@ class Warmer:
             self._count_failure(key, "vm_ended")
             self._apply(key, machine.MemberEnded(vm.name, asyncio.get_running_loop().time()))
             await self._runtime.stop(vm)
+
+
+def _nobody(_counts: PoolCounts) -> None:
+    """Before anybody wants to hear."""
 
 
 def _dry(template: str, full: bool, warm: _Warm, shortage: Shortage | None) -> PoolDry:

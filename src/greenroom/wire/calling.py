@@ -13,14 +13,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from greenroom.errors import InternalError, NodeUnavailable, OutcomeUnknown, from_wire
-from greenroom.wire import logs, metrics
+from greenroom.errors import GreenroomError, InternalError, NodeUnavailable, OutcomeUnknown, from_wire
+from greenroom.wire import changes, logs, metrics
+from greenroom.wire.changes import Position
 
 _log = logging.getLogger(__name__)
 # A command has no log, and shows the error itself.
@@ -48,6 +49,8 @@ class RoleClient:
         self._silent: set[str] = set()
         """Addresses whose last call had no answer."""
         self._session: aiohttp.ClientSession | None = None
+        self.heard: Callable[[Position], None] = _nobody
+        """Hears where a node's stream of changes stood when it answered."""
 
     async def __aenter__(self) -> RoleClient:
         self._session = aiohttp.ClientSession(
@@ -105,6 +108,7 @@ class RoleClient:
             ) as response:
                 payload = await response.read()
                 status = response.status
+                position = response.headers.get(changes.HEADER)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._note_silence(callee, url, error)
             raise NodeUnavailable(f"the {callee} cannot be reached; try again shortly") from error
@@ -116,11 +120,10 @@ class RoleClient:
         if self._silent and (where := _where(url)) in self._silent:
             self._silent.discard(where)
             _log.info("the %s at %s answers again", callee, where)
+        if position is not None and (place := Position.parse(position)) is not None:
+            self.heard(place)
         if status >= 400:
-            parsed: object = None
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                parsed = msgspec.json.decode(payload)
-            raise from_wire(status, parsed)
+            raise _error_in(status, payload)
         if kind is type(None):
             return None
         try:
@@ -134,6 +137,44 @@ class RoleClient:
         level = logging.DEBUG if where in self._silent else logging.WARNING
         self._silent.add(where)
         _log.log(level, "no answer from the %s at %s: %s", callee, where, str(error) or type(error).__name__)
+
+    async def lines(
+        self, url: str, *, silence: float, limit: int, connect: float = 3.0
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The lines of an answer that does not end, as many at once as have come; close it with `aclosing`.
+
+        Raises the error that the other role answered with, NodeUnavailable when it cannot be reached within `connect`
+        seconds, says nothing for `silence` seconds, sends a line of more than `limit` bytes, or ends.
+        """
+        if self._session is None:
+            raise InternalError("the role client is not open")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence)
+        rest = b""
+        try:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+                if response.status >= 400:
+                    raise _error_in(response.status, await response.read())
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    if whole:
+                        yield whole
+                    if len(rest) > limit:
+                        raise NodeUnavailable(f"it sent a line of more than {limit} bytes")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NodeUnavailable("it cannot be reached, or says nothing any more") from error
+        raise NodeUnavailable("it has ended its stream")
+
+
+def _error_in(status: int, payload: bytes) -> GreenroomError:
+    """The error that an answer tells of."""
+    parsed: object = None
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        parsed = msgspec.json.decode(payload)
+    return from_wire(status, parsed)
+
+
+def _nobody(_position: Position) -> None:
+    """Before anybody wants to hear."""
 
 
 def _where(url: str) -> str:

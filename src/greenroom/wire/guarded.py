@@ -16,6 +16,9 @@ HEAD_DEADLINE = 10.0
 CONNECTIONS = 4096
 """Connections of one process, all listeners together; one more drops the oldest that has no head."""
 
+TRANSPORT = "greenroom.transport"
+"""Under this name a request's `extensions` have its connection's transport, for who must be able to cut it off."""
+
 _open: set[GuardedProtocol] = set()
 _headless: dict[GuardedProtocol, None] = {}
 
@@ -39,6 +42,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {TRANSPORT: self.transport}  # type: ignore[dict-item]
         if self._head_timer is None:
             self._await_head()
 

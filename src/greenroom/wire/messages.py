@@ -107,9 +107,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the snapshot to start from, instead of a template's pool; its id names its node."""
 
 
-class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox as its node reports it. `token` is its envd access token and `traffic_token` what opens its ports
-    where they are not public: only for the api, never logged."""
+class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What all who may know of a sandbox may know: no secret is in it. Streams and views of the fleet have this.
+
+    A view has many of them, and none can be part of a cycle: the garbage collector need not look at each.
+    """
 
     sandbox_id: str
     template: str
@@ -120,6 +122,18 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     metadata: dict[str, str] = {}
     owner: str = ""
+    lifespan: Lifespan = Lifespan()
+    paused_memory: bool | None = None
+    """While it is paused: whether its memory was kept."""
+    namespace: str = ""
+    name: str = ""
+    """What its owner called it; empty where there was no wish to."""
+
+
+class Sandbox(Listed, frozen=True, kw_only=True, gc=True):
+    """A sandbox as its node reports it. `token` is its envd access token and `traffic_token` what opens its ports
+    where they are not public: only for the api, never logged."""
+
     token: str | None = None
     inbound: Inbound = Inbound()
     traffic_token: str | None = None
@@ -131,9 +145,14 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Guest clock minus host clock as measured at the hand-over, and half the round trip it was measured in."""
     clock_error_ms: float | None = None
     network: Network = Network()
-    lifespan: Lifespan = Lifespan()
-    paused_memory: bool | None = None
-    """While it is paused: whether its memory was kept."""
+
+
+_TOLD = Listed.__struct_fields__
+
+
+def listed(sandbox: Listed) -> Listed:
+    """What may be told of a sandbox; whatever else its record has stays behind."""
+    return Listed(**{field: getattr(sandbox, field) for field in _TOLD})
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
@@ -276,6 +295,17 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     reason: str = ""
     """Why refill is held back, in plain words; empty when it is not."""
+
+
+class PoolCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The numbers of one pool on one node, as they change with every claim."""
+
+    template: str
+    size: str
+    target: int
+    warm: int
+    starting: int
+    waiting: int
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):

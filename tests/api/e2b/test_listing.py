@@ -20,6 +20,7 @@ from greenroom.api.e2b.listing import (
     parse_query,
     position_of,
     select,
+    sort,
 )
 from greenroom.api.e2b.schemas import micros, timestamp
 from greenroom.errors import BadRequest
@@ -220,3 +221,11 @@ def test_a_template_that_is_not_there_matches_nothing():
     entry = sandbox("i" + "a" * 19, datetime.now(UTC).timestamp())
     assert select([entry], Query(template="gone"), "me", None) == []
     assert select([entry], Query(template="x"), "me", "base") == [entry]
+
+
+@given(st.dictionaries(ids, st.integers(0, 60), max_size=25), st.floats(1.6e9, 4e9))
+def test_start_times_that_nearly_agree_are_in_the_order_of_positions(steps, base):
+    found = [sandbox(sandbox_id, base + step * 2.5e-7) for sandbox_id, step in steps.items()]
+    expected = sorted(found, key=position_of)
+    sort(found)
+    assert found == expected

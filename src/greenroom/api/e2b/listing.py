@@ -12,6 +12,7 @@ import binascii
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import Literal
 from urllib.parse import parse_qsl, unquote
 
@@ -20,7 +21,7 @@ import msgspec
 from greenroom.api.e2b.schemas import micros
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import is_sandbox_id, is_snapshot_id
-from greenroom.wire.messages import Sandbox
+from greenroom.wire.messages import Listed
 
 Position = tuple[int, str]
 """Start time in microseconds and id: the order of lists, without ties."""
@@ -29,6 +30,8 @@ State = Literal["running", "paused"]
 _STATES: dict[str, State] = {"running": "running", "paused": "paused"}
 _SPACE_FOR_PLUS = re.compile(r"(T[0-9:.]+) ([0-9]{2}:?[0-9]{2})")
 _MAX_FILTERS = 64
+_TWO_GRAINS = 2e-6
+"""Seconds; start times that lie further apart have different microseconds, however they are rounded."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +51,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True):
     """One page, how many running sandboxes match in all, and the cursor of the next page if there is one."""
 
-    sandboxes: list[Sandbox]
+    sandboxes: list[Listed]
     running: int
     next_token: str | None
 
@@ -128,7 +131,7 @@ def parse_limit(text: str | None, page_limit: int) -> int:
     return int(text)
 
 
-def position_of(sandbox: Sandbox) -> Position:
+def position_of(sandbox: Listed) -> Position:
     """Where a sandbox stands in the order of lists."""
     return (micros(sandbox.started_at), sandbox.sandbox_id)
 
@@ -161,8 +164,8 @@ def decode_cursor(token: str) -> Position:
 
 
 def select(
-    sandboxes: Iterable[Sandbox], query: Query, owner: str, template_name: str | None = None
-) -> list[Sandbox]:
+    sandboxes: Iterable[Listed], query: Query, owner: str, template_name: str | None = None
+) -> list[Listed]:
     """The owner's sandboxes that match the filters, in order; paging is `cut`'s.
 
     `template_name` is the name of the template that `query.template` refers to; with a template filter but
@@ -178,11 +181,28 @@ def select(
         and (query.template is None or sandbox.template == template_name)
         and (query.started_after is None or micros(sandbox.started_at) >= query.started_after)
     ]
-    found.sort(key=position_of, reverse=query.newest_first)
+    sort(found)
+    if query.newest_first:
+        found.reverse()
     return found
 
 
-def cut(selected: list[Sandbox], query: Query) -> Page:
+def sort(found: list[Listed]) -> None:
+    """Put sandboxes into the order of `position_of`, the oldest first.
+
+    Start times as they are sort much faster than positions, and give the same order but for those that start within
+    the same microsecond or the next.
+    """
+    found.sort(key=attrgetter("started_at"))
+    begin = 0
+    for end in range(1, len(found) + 1):
+        if end == len(found) or found[end].started_at - found[end - 1].started_at > _TWO_GRAINS:
+            if end - begin > 1:
+                found[begin:end] = sorted(found[begin:end], key=position_of)
+            begin = end
+
+
+def cut(selected: list[Listed], query: Query) -> Page:
     """The page of `selected` (which is in the query's order) that follows `query.after`."""
     rest = selected
     if query.after is not None:

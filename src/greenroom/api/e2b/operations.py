@@ -43,7 +43,7 @@ _PAGE: dict[str, tuple[Any, str]] = {
     "nextToken": (str, "where the page before ended: its `X-Next-Token`"),
 }
 _NEXT = {"X-Next-Token": "the `nextToken` of the next page; absent on the last"}
-_PARTIAL = {"X-Greenroom-Partial": "nodes that could not be asked; their sandboxes are missing"}
+_PARTIAL = {"X-Greenroom-Partial": "nodes whose sandboxes are missing, or not the latest"}
 _CREATE = Operation(
     answers={201: schemas.SandboxBody},
     errors=frozenset({404, 409, 410}),

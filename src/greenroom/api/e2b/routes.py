@@ -43,11 +43,12 @@ from greenroom.api.e2b.schemas import (
 )
 from greenroom.api.e2b.suspending import Suspending
 from greenroom.api.nodes import Fleet
+from greenroom.api.seen import Encoder
 from greenroom.config import ApiConfig, ClaimsConfig, NetworkConfig
 from greenroom.errors import BadRequest, OutcomeUnknown, UnknownSandbox, UnknownSnapshot, UnknownTemplate
 from greenroom.wire import logs
 from greenroom.wire.ids import is_snapshot_id
-from greenroom.wire.messages import ClaimRequest, Sandbox, SnapshotInfo, Template, TimeoutRequest
+from greenroom.wire.messages import ClaimRequest, Listed, Sandbox, SnapshotInfo, Template, TimeoutRequest
 from greenroom.wire.serving import json_response, read_body
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ class Dialect:
             metadata=parse_metadata(request.query_params.get("metadata", "")),
             states=frozenset({"running"}),
         )
-        sandboxes, missing = await self._fleet.sandboxes()
+        sandboxes, missing = await self._fleet.sandboxes(owner)
         return await self._listed(select(sandboxes, query, owner), _partial(missing))
 
     async def list_v2(self, request: Request) -> Response:
@@ -165,16 +166,21 @@ class Dialect:
                 name = (await self._fleet.template(query.template)).name
             except UnknownTemplate:
                 name = query.template  # that of a snapshot, or of nothing
-        sandboxes, missing = await self._fleet.sandboxes()
+        sandboxes, missing = await self._fleet.sandboxes(owner)
         page = cut(select(sandboxes, query, owner, name), query)
         headers = {"X-Total-Running": str(page.running), **_partial(missing)}
         if page.next_token is not None:
             headers["X-Next-Token"] = page.next_token
         return await self._listed(page.sandboxes, headers)
 
-    async def _listed(self, sandboxes: list[Sandbox], headers: dict[str, str]) -> Response:
-        body = [listed_body(entry, await self._fleet.template_of(entry)) for entry in sandboxes]
-        return json_response(body, headers=headers)
+    async def _listed(self, sandboxes: list[Listed], headers: dict[str, str]) -> Response:
+        """The answer to a list. Its entries are encoded once for as long as they stay as they are."""
+        encoders: dict[str, Encoder] = {}
+        for sandbox in sandboxes:
+            if sandbox.template not in encoders:
+                encoders[sandbox.template] = _encoder(await self._fleet.template_of(sandbox))
+        entries = self._fleet.seen.encoded(sandboxes, encoders)
+        return Response(b"[" + b",".join(entries) + b"]", headers=headers, media_type="application/json")
 
     async def get(self, request: Request) -> Response:
         """`GET /sandboxes/{id}`: one sandbox, running or paused."""
@@ -275,6 +281,8 @@ class Dialect:
         """Raise UnknownSandbox unless the sandbox is the owner's, asking its node only when not known."""
         known = self._owners.get(sandbox_id)
         if known is None:
+            known = self._fleet.seen.owner_of(sandbox_id)
+        if known is None:
             await self.owned(owner, sandbox_id)
         elif known != owner:
             raise UnknownSandbox(f"there is no sandbox {sandbox_id!r}")
@@ -316,6 +324,15 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"invalid request: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("the request body is not valid JSON") from error
+
+
+def _encoder(template: Template | None) -> Encoder:
+    """What encodes the entries of lists for sandboxes of a template, None for one that is not known now."""
+
+    def encode(sandbox: Listed) -> bytes:
+        return msgspec.json.encode(listed_body(sandbox, template))
+
+    return ("e2b", None if template is None else template.template_id), encode
 
 
 def _partial(missing: list[str]) -> dict[str, str]:

@@ -18,7 +18,16 @@ from greenroom.api.e2b.errors import ErrorBody
 from greenroom.config import ApiConfig, NetworkConfig
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import node_code_of
-from greenroom.wire.messages import Lifespan, LogEntry, Network, Sample, Sandbox, SnapshotInfo, Template
+from greenroom.wire.messages import (
+    Lifespan,
+    Listed,
+    LogEntry,
+    Network,
+    Sample,
+    Sandbox,
+    SnapshotInfo,
+    Template,
+)
 from greenroom.wire.network import check as check_network
 from greenroom.wire.network import closed
 
@@ -405,7 +414,7 @@ def sandbox_body(sandbox: Sandbox, template: Template | None, domain: str) -> Sa
     )
 
 
-def listed_body(sandbox: Sandbox, template: Template | None) -> ListedBody:
+def listed_body(sandbox: Listed, template: Template | None) -> ListedBody:
     """One entry of a list."""
     return ListedBody(
         template_id=sandbox.template if template is None else template.template_id,
