@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -172,7 +171,6 @@ def test_a_namespace_that_is_gone_is_said() -> None:
 
 @pytest.mark.vm
 @pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="microVMs need root: namespaces, uids and cgroups")
 def test_a_small_run_asks_a_real_sandbox_every_way(tmp_path: Path) -> None:
     command = Command(tmp_path)
     done = command.run(

@@ -23,12 +23,6 @@ pytestmark = [pytest.mark.vm, pytest.mark.fault, pytest.mark.long]
 DEADLINE = 270.0
 
 
-@pytest.fixture(autouse=True)
-def as_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("microVMs need root: namespaces, uids and cgroups")
-
-
 def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command with `root` as the place for everything that it makes."""
     (root / "tmp").mkdir()

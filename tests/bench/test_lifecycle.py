@@ -259,7 +259,6 @@ def test_rows_outlive_their_file() -> None:
 
 @pytest.mark.vm
 @pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="microVMs need root: namespaces, uids and cgroups")
 def test_a_small_run_measures_every_step_of_both_sides(tmp_path: Path) -> None:
     command = Command(tmp_path)
     done = command.run(
@@ -290,7 +289,6 @@ def test_a_small_run_measures_every_step_of_both_sides(tmp_path: Path) -> None:
 
 @pytest.mark.vm
 @pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="microVMs need root: namespaces, uids and cgroups")
 def test_an_interrupted_run_leaves_nothing_of_either_side(tmp_path: Path) -> None:
     command = Command(tmp_path)
     process = command.start("lifecycle", "--dirty", "8", "--forks", "2", "--json", str(command.json))

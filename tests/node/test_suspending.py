@@ -390,6 +390,19 @@ async def test_stopping_the_node_leaves_paused_sandboxes(
     journal.close()
 
 
+async def test_a_snapshot_whose_files_are_gone_is_damaged_until_it_is_deleted(
+    keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    made = await claimed(keeper, ask())
+    taken = await branching.take(made.sandbox_id, SnapshotRequest())
+    del runtime.saved[taken.snapshot_id]
+    with pytest.raises(SnapshotDamaged, match=r"cannot be used: its files are gone; delete it"):
+        await branching.snapshot_of(taken.snapshot_id)
+    await branching.delete(taken.snapshot_id)
+    with pytest.raises(UnknownSnapshot):
+        await branching.snapshot_of(taken.snapshot_id)
+
+
 async def test_a_snapshot_is_kept_listed_used_and_deleted(
     keeper: Keeper, branching: Branching, runtime: SimulatedRuntime, ask: Ask
 ) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -19,14 +18,6 @@ LOUD = msgspec.structs.replace(
     vm=VmConfig(engine="simulated", uid_base=320_000),
     proxy=ProxyConfig(port=0, drain=1.0),
 )
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Return as soon as `condition` holds: a log line is written after the answer that it tells of."""
-    ends = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < ends, "this did not come true in time"
-        time.sleep(0.005)
 
 
 class Fleet:

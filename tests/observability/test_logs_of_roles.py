@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from greenroom.wire import credentials
-from tests.observability.conftest import Fleet, eventually
+from tests.observability.conftest import Fleet
 from tests.support.role_process import RoleProcess
+from tests.support.waiting import until_true as eventually
 
 FIELDS = {"time", "level", "role", "replica", "logger", "message"}
 

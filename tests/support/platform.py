@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from e2b import Sandbox
 from greenroom.runtime.cgroups import Cgroups
 from greenroom.runtime.namespaces import listing
 from greenroom.runtime.slots import tag_of
+from tests.support.waiting import until_true as until
 
 DEADLINE = 900
 """Seconds for a command: the very first `up` on a machine builds the image and the golden."""
@@ -32,14 +31,6 @@ def greenroom(*arguments: str, check: bool = True, **options: Any) -> subprocess
     )  # fmt: skip
     assert not check or done.returncode == 0, f"greenroom {arguments} said: {done.stdout}{done.stderr}"
     return done
-
-
-def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
-    """Return as soon as `condition` holds; fail past `deadline` seconds. For states that have no event to wait on."""
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass in time"
-        time.sleep(0.05)
 
 
 def answers(box: Sandbox) -> bool:

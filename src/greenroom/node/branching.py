@@ -182,13 +182,15 @@ class Branching:
         return result.snapshot
 
     async def snapshot_of(self, snapshot_id: str) -> Snapshot:
-        """What the engine restores from. Raises UnknownSnapshot."""
+        """What the engine restores from. Raises UnknownSnapshot, SnapshotDamaged."""
         self.get(snapshot_id)
-        for snapshot in await self._runtime.snapshots():
-            if snapshot.name == snapshot_id:
-                return snapshot
-        # It may have been deleted since.
-        self.get(snapshot_id)
-        raise SnapshotDamaged(
-            f"the snapshot {snapshot_id} cannot be used: its manifest is gone or not what was written; delete it"
-        )
+        try:
+            return await self._runtime.snapshot(snapshot_id)
+        except (SnapshotDamaged, UnknownSnapshot) as error:
+            # One that was deleted meanwhile is not damaged, it is not there.
+            self.get(snapshot_id)
+            if isinstance(error, SnapshotDamaged):
+                raise
+            raise SnapshotDamaged(
+                f"the snapshot {snapshot_id} cannot be used: its files are gone; delete it"
+            ) from error

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from greenroom.errors import GreenroomError
+from greenroom.node.headroom import free_mib
 
 _log = logging.getLogger(__name__)
 LOOK = 1.0
@@ -24,12 +24,12 @@ AFTERMATH = 60.0
 REASON = "the host's disk was nearly full, and it had written most"
 
 
-def choose(free_mib: int, emergency_mib: int, used: Mapping[str, int]) -> str | None:
-    """The sandbox to end, or None while there is room. `used` maps sandboxes to bytes of their overlays.
+def choose(free: int, emergency_mib: int, used: Mapping[str, int]) -> str | None:
+    """The sandbox to end, or None while there is room. `free` are MiB, `used` are bytes of overlays by sandbox.
 
     The largest writer goes, the greater name among equals, so that two looks agree.
     """
-    if free_mib >= emergency_mib or not used:
+    if free >= emergency_mib or not used:
         return None
     return max(used, key=lambda name: (used[name], name))
 
@@ -44,7 +44,7 @@ class DiskGuard:
         used: Callable[[], Mapping[str, int]],
         end: Callable[[str, str], Awaitable[None]],
         revive: Callable[[], Awaitable[int]],
-        free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free >> 20,
+        free: Callable[[Path], int] = free_mib,
     ) -> None:
         self._directory = directory
         self._emergency_mib = emergency_mib

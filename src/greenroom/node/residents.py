@@ -7,6 +7,7 @@ carries out what it says.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import logging
@@ -39,7 +40,7 @@ _LOOK_AT_CLOCK = 5.0
 """Seconds after which a wall clock that was set is noticed at the latest."""
 
 
-class Residents:
+class Residents(abc.ABC):
     """Use as an async context manager; also the relay's `Directory`."""
 
     def __init__(self, runtime: Runtime, journal: Journal, config: Config, clock: NodeClock | None) -> None:
@@ -334,21 +335,21 @@ class Residents:
                 self._deadlines.drop(live.sandbox_id)
         return outcome
 
+    @abc.abstractmethod
     async def wake(self, live: Live) -> None:
         """Have a sandbox run for a request; see `suspending`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def begin_pause(self, live: Live, memory: bool) -> None:
         """Start the work of a pause; see `suspending`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def begin_resume(self, live: Live, ttl: float, memory: bool) -> None:
         """Start the work of a resume; see `suspending`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def discard(self, live: Live) -> Awaitable[None]:
         """Remove what a sandbox keeps on disk while it is paused; see `suspending`."""
-        raise NotImplementedError
 
     def turn(self, live: Live, event: lifecycle.Event) -> None:
         """Tell the state machine how a pause or resume went; the journal knows it already, or never will."""

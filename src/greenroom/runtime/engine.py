@@ -237,6 +237,9 @@ class Runtime(Protocol):
     async def snapshots(self) -> list[Snapshot]:
         """The snapshots on this node's disk, by name; damaged ones are left out."""
 
+    async def snapshot(self, name: str) -> Snapshot:
+        """One of them. Raises UnknownSnapshot, SnapshotDamaged."""
+
     async def delete_snapshot(self, name: str) -> None:
         """Remove a snapshot. VMs restored from it go on. Raises UnknownSnapshot."""
 

@@ -115,7 +115,7 @@ def _close_result(opening: Future[int]) -> None:
 
 def runs_of(store: Store, manifest: Manifest) -> list[Run]:
     """The pages by which a snapshot's RAM differs from its golden's. Raises SnapshotDamaged."""
-    raw = b"".join(store.read(manifest, "ram.index"))
+    raw = store.read(manifest, "ram.index")
     try:
         return pages.decode(raw, (manifest.golden.size.memory_mib << 20) // PAGE)
     except ValueError as error:
@@ -124,11 +124,11 @@ def runs_of(store: Store, manifest: Manifest) -> list[Run]:
 
 
 def _controls(store: Store, manifest: Manifest) -> list[str]:
-    return msgspec.json.decode(b"".join(store.read(manifest, "controls")), type=list[str])
+    return msgspec.json.decode(store.read(manifest, "controls"), type=list[str])
 
 
 def _make_state(store: Store, manifest: Manifest, name: str) -> int:
-    raw = b"".join(store.read(manifest, "state"))
+    raw = store.read(manifest, "state")
     fd = memory.new(f"{name}-state", len(raw))
     try:
         os.pwrite(fd, raw, 0)

@@ -305,6 +305,9 @@ class QemuRuntime:
     async def snapshots(self) -> list[Snapshot]:
         return [manifest.snapshot for manifest in await asyncio.to_thread(self._store.all)]
 
+    async def snapshot(self, name: str) -> Snapshot:
+        return (await asyncio.to_thread(self._store.manifest, name)).snapshot
+
     async def delete_snapshot(self, name: str) -> None:
         await asyncio.to_thread(self._store.remove, name)
 

@@ -138,6 +138,9 @@ class SimulatedRuntime:
     async def snapshots(self) -> list[Snapshot]:
         return [self.saved[name].snapshot for name in sorted(self.saved)]
 
+    async def snapshot(self, name: str) -> Snapshot:
+        return self._find(name).snapshot
+
     async def delete_snapshot(self, name: str) -> None:
         self._find(name)
         del self.saved[name]

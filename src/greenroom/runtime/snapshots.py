@@ -24,7 +24,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
@@ -212,20 +212,13 @@ class Store:
             raise _damaged(name, "its manifest is not its own")
         return manifest
 
-    def read(self, manifest: Manifest, part: str) -> Iterator[bytes]:
-        """The content of a file, in chunks; after the last one, SnapshotDamaged if it was not what was written."""
-        name, expected = manifest.snapshot.name, manifest.parts[part]
-        total, size = hashlib.sha256(), 0
-        try:
-            with _opened(self.directory / name / part, expected.size) as file:
-                while chunk := file.read(_CHUNK):
-                    total.update(chunk)
-                    size += len(chunk)
-                    yield chunk
-        except OSError as error:
-            raise _damaged(name, f"its file {part} cannot be read") from error
-        if Part(size, total.hexdigest()) != expected:
-            raise _damaged(name, f"its file {part} is not what was written")
+    def read(self, manifest: Manifest, part: str) -> bytes:
+        """The content of a file that is what was written. Raises SnapshotDamaged."""
+        with FileIO(self.open(manifest, part), "rb") as file:
+            try:
+                return file.readall()
+            except OSError as error:
+                raise _damaged(manifest.snapshot.name, f"its file {part} cannot be read") from error
 
     def open(self, manifest: Manifest, part: str) -> int:
         """A descriptor of a file that is what was written; the caller closes it. Raises SnapshotDamaged."""
