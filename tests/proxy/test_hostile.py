@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.test_routing import ask, echo, headers_of
+from tests.proxy.test_routing import ask, headers_of
 from tests.proxy.test_tls import STREAM, chunk, trusting
-from tests.support.guests import Raw, answer_of, guest_listening, read_head
+from tests.support.guests import Raw, answer_of, echo, guest_listening, read_head
 from tests.support.http2 import http2
 from tests.support.proxying import sandbox_on, staged
 

@@ -13,8 +13,8 @@ import pytest
 
 from greenroom.proxy import metrics
 from greenroom.wire import credentials
-from tests.proxy.test_routing import ask, echo, headers_of
-from tests.support.guests import guest_listening
+from tests.proxy.test_routing import ask, headers_of
+from tests.support.guests import echo, guest_listening
 from tests.support.loops import eventually
 from tests.support.proxying import ProxyProcess, Stage, sandbox_on, staged
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.guests import Raw, answer_of, guest_listening, read_head
+from tests.support.guests import Raw, answer_of, echo, guest_listening
 from tests.support.loops import eventually
 from tests.support.proxying import ProxyProcess, sandbox_on, staged
 
 ID = sandbox_on("aaaa")
-
-
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A guest that answers with the head it got."""
-    head = await read_head(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(head), head))
-    await writer.drain()
 
 
 async def ask(

@@ -20,8 +20,8 @@ from greenroom.node.signatures import owner_of
 from greenroom.proxy import signed
 from greenroom.proxy.signed import Budget, client_of
 from greenroom.wire.messages import SignatureOwner, SignedUrl
-from tests.proxy.test_routing import ask, echo
-from tests.support.guests import answer_of, guest_listening, read_head
+from tests.proxy.test_routing import ask
+from tests.support.guests import answer_of, echo, guest_listening, read_head
 from tests.support.loops import eventually
 from tests.support.proxying import Stage, sandbox_on, serve, staged
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from greenroom.proxy import certificate_files, secure
-from tests.support.guests import Raw, guest_listening, read_head
+from tests.support.guests import Raw, echo, guest_listening, read_head
 from tests.support.loops import eventually
 from tests.support.proxying import ProxyProcess, Stage, sandbox_on, staged
 
@@ -29,13 +29,6 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A guest that answers with the head it got."""
-    head = await read_head(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(head), head))
-    await writer.drain()
 
 
 def trusting(stage: Stage) -> ssl.SSLContext:

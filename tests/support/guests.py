@@ -149,6 +149,18 @@ async def read_head(reader: asyncio.StreamReader) -> bytes:
     return await reader.readuntil(b"\r\n\r\n")
 
 
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A guest that answers with the head it got, when it has read the whole body.
+
+    A body left unread at the close resets the connection, and the answer is lost with it.
+    """
+    head = await read_head(reader)
+    if announced := re.search(rb"\r\ncontent-length: *([0-9]+)", head.lower()):
+        await reader.readexactly(int(announced[1]))
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(head), head))
+    await writer.drain()
+
+
 def head(
     target: str = "/",
     *,
