@@ -131,6 +131,27 @@ class KeyConflict(PermanentError):
     status = 409
 
 
+class NameTaken(PermanentError):
+    """Another sandbox of the same owner has this name."""
+
+    kind = "name_taken"
+    status = 409
+
+
+class StaleObject(PermanentError):
+    """What is to be changed is not as it was when it was read; read it again, and change that."""
+
+    kind = "stale_object"
+    status = 409
+
+
+class QuotaExceeded(PermanentError):
+    """The owner has as many sandboxes, CPUs or as much memory as it may have."""
+
+    kind = "quota_exceeded"
+    status = 403
+
+
 class AlreadyPaused(PermanentError):
     """The sandbox is paused, so it cannot be paused again."""
 

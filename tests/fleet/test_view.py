@@ -185,20 +185,42 @@ def test_too_many_sandboxes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_found_by_everything() -> None:
-    made = sandbox(1, owner="me", namespace="space", name="box", template="other", size=LARGE)
+    made = sandbox(1, owner="me", name="box", template="other", size=LARGE)
     told = Told(whole(1, made, sandbox(2)))
     view = told.view
-    entry = view.named("me", "space", "box")
+    entry = view.named("me", "box")
     assert entry is not None
     assert entry.sandbox == made
     assert view.get(made.sandbox_id) is entry
     assert view.of_pool(("other", "large")) == {made.sandbox_id: entry}
     assert set(view.of_owner("me")) == {made.sandbox_id, sandbox(2).sandbox_id}
-    assert view.named("you", "space", "box") is None
+    assert view.named("you", "box") is None
     assert told(put(2, sandbox(1, owner="you")))
-    assert view.named("me", "space", "box") is None
+    assert view.named("me", "box") is None
     assert view.of_pool(("other", "large")) == {}
     assert set(view.of_owner("you")) == {made.sandbox_id}
+
+
+def test_observers_hear_of_each_change_once() -> None:
+    heard: list[tuple[object, object]] = []
+    told = Told()
+
+    def observer(before: Entry | None, after: Entry | None) -> None:
+        now = None if after is None else told.view.get(after.sandbox.sandbox_id)
+        assert now is after
+        heard.append(
+            (
+                None if before is None else before.sandbox.ends_at,
+                None if after is None else after.sandbox.ends_at,
+            )
+        )
+
+    told.view.observe(observer)
+    assert told(whole(1, sandbox(1, ends_at=5)))
+    assert told(put(2, sandbox(1, ends_at=6)))
+    assert told(put(3, sandbox(1, ends_at=6)))
+    assert told(gone(4, 1))
+    assert heard == [(None, 5), (5, 6), (6, None)]
 
 
 def test_a_fragment_is_made_once_for_each_state() -> None:
@@ -444,7 +466,7 @@ class AnyOrder(RuleBasedStateMachine):
             for number in range(5):
                 wanted = f"name-{number}"
                 named = [entry for entry in mine.values() if entry.sandbox.name == wanted]
-                assert self.view.named(owner, "", wanted) is (named[0] if named else None)
+                assert self.view.named(owner, wanted) is (named[0] if named else None)
         of_pool = self.view.of_pool(("base", "small"))
         assert dict(of_pool) == shown
         statistics = self.view.statistics()

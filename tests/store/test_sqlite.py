@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from greenroom.errors import KeyConflict, SetupError, TemporaryError, UnknownTemplate
+from greenroom.errors import KeyConflict, SetupError, StaleObject, TemporaryError, UnknownTemplate
 from greenroom.store import sqlite
-from greenroom.store.records import NodeRecord
+from greenroom.store.records import NodeRecord, StoredObject
 from greenroom.store.sqlite import SCHEMA, SqliteStore
 from greenroom.wire.messages import PoolSpec, Size, Template
 from greenroom.wire.tasks import spawn
@@ -194,3 +194,40 @@ async def test_processes_that_start_together_and_write_together_lose_nothing(pat
     store = await SqliteStore.open(path)
     assert len(await store.nodes()) == 120
     await store.close()
+
+
+def warm_pool(name: str = "fast", document: bytes = b'{"spec":{"replicas":1}}') -> StoredObject:
+    return StoredObject(
+        resource="sandboxwarmpools.x", namespace="default", name=name, document=msgspec.Raw(document)
+    )
+
+
+async def test_an_object_is_changed_only_as_it_was_read(store, path):
+    made = await store.put_object(warm_pool(), 0)
+    assert made.version == 1
+    with pytest.raises(StaleObject, match="already exists"):
+        await store.put_object(warm_pool(), 0)
+    changed = await store.put_object(warm_pool(document=b'{"spec":{"replicas":2}}'), made.version)
+    with pytest.raises(StaleObject, match="has been changed"):
+        await store.put_object(warm_pool(), made.version)
+    with pytest.raises(StaleObject, match="has been changed"):
+        await store.remove_object("sandboxwarmpools.x", "default", "fast", made.version)
+    other = await store.put_object(warm_pool("another"), 0)
+    again = await SqliteStore.open(path)
+    last, found = await again.objects("sandboxwarmpools.x")
+    await again.close()
+    assert (last, [(each.name, each.version) for each in found]) == (
+        3,
+        [("another", other.version), ("fast", changed.version)],
+    )
+    assert bytes(found[1].document) == b'{"spec":{"replicas":2}}'
+    assert await store.objects("sandboxtemplates.x") == (3, [])
+
+
+async def test_versions_of_objects_never_come_again(store):
+    made = await store.put_object(warm_pool(), 0)
+    gone = await store.remove_object("sandboxwarmpools.x", "default", "fast", made.version)
+    with pytest.raises(StaleObject, match="does not exist any more"):
+        await store.remove_object("sandboxwarmpools.x", "default", "fast", made.version)
+    again = await store.put_object(warm_pool(), 0)
+    assert made.version < gone < again.version

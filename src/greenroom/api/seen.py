@@ -101,4 +101,6 @@ class Seen:
             else:
                 _log.info("lists are whole again")
         mine = self.view.of_owner(owner).values()
-        return [entry.sandbox for entry in mine if entry.node.code in names], missing
+        return [
+            entry.sandbox for entry in mine if entry.node.code in names and entry.sandbox.state != "ended"
+        ], missing

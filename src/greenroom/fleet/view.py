@@ -25,6 +25,8 @@ from greenroom.wire.messages import Listed, PoolCounts
 MOST_SANDBOXES = 200_000
 """Of one node; a stream that brings more is refused."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+Observer = Callable[["Entry | None", "Entry | None"], None]
+"""Hears of a sandbox's entry as it was and as it is: None for one that was not there before, or is no more."""
 
 
 class NodeView:
@@ -93,9 +95,10 @@ class View:
         self._by_id: dict[str, Entry] = {}
         self._by_owner: dict[str, dict[str, Entry]] = {}
         self._by_pool: dict[Pool, dict[str, Entry]] = {}
-        self._by_name: dict[tuple[str, str, str], Entry] = {}
+        self._by_name: dict[tuple[str, str], Entry] = {}
         self._doubles: dict[str, set[str]] = {}
         """Codes of the nodes of an id that more than one has shown: one that is being moved."""
+        self._observers: list[Observer] = []
 
     def __repr__(self) -> str:
         return f"<View version={self.version} nodes={len(self._nodes)} sandboxes={len(self._by_id)}>"
@@ -117,9 +120,9 @@ class View:
         """The sandbox with this id."""
         return self._by_id.get(sandbox_id)
 
-    def named(self, owner: str, namespace: str, name: str) -> Entry | None:
+    def named(self, owner: str, name: str) -> Entry | None:
         """The owner's sandbox of this name."""
-        return self._by_name.get((owner, namespace, name))
+        return self._by_name.get((owner, name))
 
     def of_owner(self, owner: str) -> Mapping[str, Entry]:
         """An owner's sandboxes by id, in no order; not to be kept."""
@@ -140,6 +143,11 @@ class View:
     def partial(self) -> dict[str, float]:
         """Nodes that cannot be read now, by code, and since when (Unix seconds)."""
         return {node.code: node.since for node in self._nodes.values() if node.since is not None}
+
+    def observe(self, observer: Observer) -> None:
+        """Let somebody hear of every change of an entry, in order, once the indexes have it. It must not change the
+        view, and raises nothing."""
+        self._observers.append(observer)
 
     # What happens
 
@@ -301,14 +309,25 @@ class View:
         if before is not None and before.sandbox == sandbox:
             return
         self.version += 1
+        shown = self._by_id.get(sandbox.sandbox_id)
         entry = node.entries[sandbox.sandbox_id] = Entry(sandbox, node, self.version)
         self._index(entry)
+        for observer in self._observers:
+            observer(shown, entry)
 
     def _remove(self, node: NodeView, entry: Entry) -> None:
         sandbox_id = entry.sandbox.sandbox_id
         del node.entries[sandbox_id]
-        if self._by_id.get(sandbox_id) is entry:
+        was_shown = self._by_id.get(sandbox_id) is entry
+        if was_shown:
             self._unindex(entry)
+        self._show_another(node, sandbox_id)
+        if was_shown:
+            for observer in self._observers:
+                observer(entry, self._by_id.get(sandbox_id))
+
+    def _show_another(self, node: NodeView, sandbox_id: str) -> None:
+        """A node has a sandbox no more; if another has it as well, that is where it is."""
         if (codes := self._doubles.get(sandbox_id)) is None:
             return
         codes.discard(node.code)
@@ -331,14 +350,14 @@ class View:
         self._by_owner.setdefault(sandbox.owner, {})[sandbox_id] = entry
         self._by_pool.setdefault((sandbox.template, sandbox.size.name), {})[sandbox_id] = entry
         if sandbox.name:
-            self._by_name[sandbox.owner, sandbox.namespace, sandbox.name] = entry
+            self._by_name[sandbox.owner, sandbox.name] = entry
 
     def _unindex(self, entry: Entry) -> None:
         sandbox = entry.sandbox
         del self._by_id[sandbox.sandbox_id]
         _take(self._by_owner, sandbox.owner, sandbox.sandbox_id)
         _take(self._by_pool, (sandbox.template, sandbox.size.name), sandbox.sandbox_id)
-        name = (sandbox.owner, sandbox.namespace, sandbox.name)
+        name = (sandbox.owner, sandbox.name)
         if sandbox.name and self._by_name.get(name) is entry:
             del self._by_name[name]
 

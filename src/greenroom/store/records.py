@@ -43,6 +43,19 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
 
 
+class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An object of the Kubernetes dialect, kept as it was declared: a template, a pool, a quota. Never a sandbox."""
+
+    resource: str
+    """Plural of its kind, with its group where it has one: `sandboxwarmpools.extensions.agents.x-k8s.io`."""
+    namespace: str
+    name: str
+    version: int = 0
+    """Of all changes of any object in this store, which one made it so: rises, and is never used again."""
+    document: msgspec.Raw
+    """JSON: metadata (without resourceVersion) and spec; no status."""
+
+
 class Store(Protocol):
     """What a store keeps. Every method raises TemporaryError when the store cannot be reached in time."""
 
@@ -84,6 +97,18 @@ class Store(Protocol):
 
     async def revoke_api_key(self, key_id: str, at: float) -> bool:
         """Mark a key as revoked at `at` (Unix seconds); False when there is none or it already was."""
+
+    async def objects(self, resource: str) -> tuple[int, list[StoredObject]]:
+        """All objects of a resource by namespace and name, and the version of the last change of any object."""
+
+    async def put_object(self, stored: StoredObject, expect: int) -> StoredObject:
+        """Keep an object if `expect` is the version that the store has of it (0: none); returns it with its new one.
+
+        `stored.version` is not looked at. Raises StaleObject where it is another, or is not there any more.
+        """
+
+    async def remove_object(self, resource: str, namespace: str, name: str, expect: int) -> int:
+        """Forget an object that has this version; returns the version of its end. Raises StaleObject."""
 
     async def close(self) -> None:
         """Give back what the store holds open. The store cannot be used afterwards."""

@@ -22,8 +22,8 @@ from typing import TypeVar
 
 import msgspec
 
-from greenroom.errors import KeyConflict, SetupError, TemporaryError, UnknownTemplate
-from greenroom.store.records import ApiKey, NodeRecord
+from greenroom.errors import KeyConflict, SetupError, StaleObject, TemporaryError, UnknownTemplate
+from greenroom.store.records import ApiKey, NodeRecord, StoredObject
 from greenroom.wire.messages import PoolSpec, Template
 
 T = TypeVar("T")
@@ -46,6 +46,14 @@ MIGRATIONS = (
     CREATE TABLE api_keys (
         digest TEXT PRIMARY KEY, key_id TEXT NOT NULL UNIQUE, record BLOB NOT NULL
     ) STRICT, WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE objects (
+        resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,
+        document BLOB NOT NULL, PRIMARY KEY (resource, namespace, name)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE versions (last INTEGER NOT NULL) STRICT;
+    INSERT INTO versions VALUES (0);
     """,
 )
 """Statement `i` brings a file from schema `i` to `i + 1`."""
@@ -212,6 +220,75 @@ class SqliteStore:
 
         return await self._run(work)
 
+    async def objects(self, resource: str) -> tuple[int, list[StoredObject]]:
+        """All objects of a resource by namespace and name, and the version of the last change of any object."""
+
+        def work(db: sqlite3.Connection) -> tuple[int, list[StoredObject]]:
+            with _reading(db):
+                rows = db.execute(
+                    "SELECT namespace, name, version, document FROM objects WHERE resource = ?"
+                    " ORDER BY namespace, name",
+                    (resource,),
+                ).fetchall()
+                last = int(db.execute("SELECT last FROM versions").fetchone()[0])
+            found = [
+                StoredObject(
+                    resource=resource,
+                    namespace=row[0],
+                    name=row[1],
+                    version=row[2],
+                    document=msgspec.Raw(row[3]),
+                )
+                for row in rows
+            ]
+            return last, found
+
+        return await self._run(work)
+
+    async def put_object(self, stored: StoredObject, expect: int) -> StoredObject:
+        """Keep an object if its version is `expect` (0: there is none). Raises StaleObject."""
+        place = (stored.resource, stored.namespace, stored.name)
+
+        def work(db: sqlite3.Connection) -> StoredObject:
+            with _transaction(db):
+                _expect(db, place, expect)
+                version = _next_version(db)
+                db.execute(
+                    "INSERT INTO objects VALUES (?, ?, ?, ?, ?) ON CONFLICT (resource, namespace, name)"
+                    " DO UPDATE SET version = excluded.version, document = excluded.document",
+                    (*place, version, bytes(stored.document)),
+                )
+            return msgspec.structs.replace(stored, version=version)
+
+        return await self._run(work)
+
+    async def remove_object(self, resource: str, namespace: str, name: str, expect: int) -> int:
+        """Forget an object that has this version; returns the version of its end. Raises StaleObject."""
+        place = (resource, namespace, name)
+
+        def work(db: sqlite3.Connection) -> int:
+            with _transaction(db):
+                _expect(db, place, expect)
+                db.execute("DELETE FROM objects WHERE resource = ? AND namespace = ? AND name = ?", place)
+                return _next_version(db)
+
+        return await self._run(work)
+
+
+def _expect(db: sqlite3.Connection, place: tuple[str, str, str], version: int) -> None:
+    row = db.execute(
+        "SELECT version FROM objects WHERE resource = ? AND namespace = ? AND name = ?", place
+    ).fetchone()
+    found = 0 if row is None else int(row[0])
+    if found != version:
+        what = "has been changed" if found else "does not exist any more"
+        raise StaleObject(f"{place[2]!r} {what}" if version else f"{place[2]!r} already exists")
+
+
+def _next_version(db: sqlite3.Connection) -> int:
+    db.execute("UPDATE versions SET last = last + 1")
+    return int(db.execute("SELECT last FROM versions").fetchone()[0])
+
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
@@ -271,6 +348,16 @@ def _write_ahead(db: sqlite3.Connection) -> None:
 
 def _schema_of(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+@contextlib.contextmanager
+def _reading(db: sqlite3.Connection) -> Iterator[None]:
+    """What is read in the block was all there at one moment."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("COMMIT")
 
 
 @contextlib.contextmanager

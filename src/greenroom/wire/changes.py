@@ -5,7 +5,7 @@ taken for this one's. The changes of a stream have numbers from 1 on without gap
 
     whole, whole, …      all there is, in parts, as it was after the change `seq`; or, if it named a place not too
     beat                 far back, just this: it goes on behind `seq`
-    put, gone, pool, …   the changes that came after, in order
+    put, gone, held, …   the changes that came after, in order
     beat                 when nothing happens: `seq` is the last that was sent, `head` the last there is
 
 So a follower that has seen the numbers without a gap has what the node has. `Position` names a place in a stream; a
@@ -59,6 +59,14 @@ class Position(NamedTuple):
         return cls(stream, int(seq))
 
 
+class HeldName(msgspec.Struct, frozen=True):
+    """A name that is taken by a sandbox which nobody is shown yet: its claim is under way, or not confirmed."""
+
+    sandbox_id: str
+    owner: str
+    name: str
+
+
 class Whole(msgspec.Struct, frozen=True, kw_only=True, tag="whole", tag_field="type"):
     """A part of all there is after the change `seq`, counted from 0; `more` parts follow, or this was the last."""
 
@@ -67,6 +75,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True, tag="whole", tag_field="t
     part: int = 0
     sandboxes: list[Listed]
     pools: list[PoolCounts] = []
+    held: list[HeldName] = []
     more: bool = False
 
 
@@ -86,6 +95,14 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone", tag_field="typ
     sandbox_id: str
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True, tag="held", tag_field="type"):
+    """A name is taken, before its sandbox is shown. `Put` of that sandbox takes over from it, `Gone` frees the name."""
+
+    stream: str
+    seq: int
+    name: HeldName
+
+
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="pool", tag_field="type"):
     """A pool's numbers are these now."""
 
@@ -102,8 +119,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="typ
     head: int
 
 
-Change = Put | Gone | Counted
-Frame = Whole | Put | Gone | Counted | Beat
+Change = Put | Gone | Held | Counted
+Frame = Whole | Put | Gone | Held | Counted | Beat
 
 _decoder: msgspec.json.Decoder[Frame] = msgspec.json.Decoder(Frame)
 

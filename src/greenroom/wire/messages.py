@@ -15,6 +15,8 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 SandboxId = Annotated[str, msgspec.Meta(pattern=r"^i[a-z0-9]{19}$")]
 ClaimKey = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,255}$")]
 PortNumber = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+ObjectName = Annotated[str, msgspec.Meta(pattern=r"\A([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?\Z")]
+"""What a client calls a sandbox: an RFC 1123 subdomain, or empty."""
 MaskHost = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._:$\{\}\[\]-]{1,255}\Z")]
 """A value for the Host field, in which `${PORT}` stands for the port of the request."""
 
@@ -86,6 +88,37 @@ class Lifespan(msgspec.Struct, frozen=True, kw_only=True):
     """A request for it resumes it."""
 
 
+class Declared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the Kubernetes dialect keeps of a sandbox in its node's journal. Nodes understand the fields here, and pass
+    the document on as it is."""
+
+    document: msgspec.Raw
+    """JSON: `{"sandbox": {"metadata": …, "spec": …}, "claim": {"metadata": …, "spec": …}}`; the latter where it was
+    made by a SandboxClaim. Statuses, names and versions are not in it."""
+    revision: int = 1
+    """Rises by one with every change of this record; a change names the one it was made from."""
+    retain: bool = False
+    """When it ends by itself (not by being deleted) it stays listed, `ended`, until it is deleted."""
+    retain_for: float | None = None
+    """Seconds for which it stays then; None for as long as nobody deletes it."""
+    shutdown_at: float | None = None
+    """When it ends, running or paused (Unix seconds). None: a running one at its time-out, a paused one never."""
+
+
+class DeclaredChange(msgspec.Struct, frozen=True):
+    """Replace what is declared of a sandbox, if `expect` is the revision it has (0: nothing is declared of it yet).
+
+    The node sets the new revision to `expect + 1`, whatever the record says.
+    """
+
+    expect: int
+    declared: Declared
+
+
+FOREVER = 100 * 365 * 86400.0
+"""The time to live, in seconds, of a sandbox that only ends when it is deleted."""
+
+
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a master (and it a node) for one sandbox. `key` makes repeating it safe."""
 
@@ -105,6 +138,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     lifespan: Lifespan = Lifespan()
     snapshot: str = ""
     """Id of the snapshot to start from, instead of a template's pool; its id names its node."""
+    name: ObjectName = ""
+    """What its owner calls it, unique among the owner's; empty where there is no wish to."""
+    declared: Declared | None = None
+    warm: Literal["never", "prefer", "require"] = "prefer"
+    """`require`: a member of a declared pool, for which it is waited; `never`: one made for this claim alone."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -116,7 +154,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sandbox_id: str
     template: str
     size: Size
-    state: Literal["running", "paused"]
+    state: Literal["running", "paused", "ended"]
+    """`ended` only where `declared` says that it is retained: no VM is left of it, nor anything on disk."""
     started_at: float
     ends_at: float
     node: str
@@ -125,9 +164,12 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lifespan: Lifespan = Lifespan()
     paused_memory: bool | None = None
     """While it is paused: whether its memory was kept."""
-    namespace: str = ""
     name: str = ""
     """What its owner called it; empty where there was no wish to."""
+    declared: Declared | None = None
+    ended_at: float | None = None
+    end_reason: str = ""
+    """Of an `ended` one."""
 
 
 class Sandbox(Listed, frozen=True, kw_only=True, gc=True):

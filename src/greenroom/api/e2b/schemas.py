@@ -415,7 +415,7 @@ def sandbox_body(sandbox: Sandbox, template: Template | None, domain: str) -> Sa
 
 
 def listed_body(sandbox: Listed, template: Template | None) -> ListedBody:
-    """One entry of a list."""
+    """One entry of a list. An ended sandbox does not exist for this API: no list has it."""
     return ListedBody(
         template_id=sandbox.template if template is None else template.template_id,
         sandbox_id=sandbox.sandbox_id,
@@ -426,7 +426,7 @@ def listed_body(sandbox: Listed, template: Template | None) -> ListedBody:
         cpu_count=sandbox.size.cpus,
         memory_mb=sandbox.size.memory_mib,
         disk_size_mb=sandbox.size.disk_mib,
-        state=sandbox.state,
+        state="paused" if sandbox.state == "paused" else "running",
         metadata=sandbox.metadata,
     )
 
