@@ -342,8 +342,8 @@ async def test_what_is_declared_is_replaced_and_one_that_stayed_is_read_where_it
         assert heard == [node.keeper.changes.position]
         with pytest.raises(StaleObject):
             await client.call("PUT", f"{url}/declared", Listed, DeclaredChange(0, declared))
+        no_object = Declared(document=msgspec.Raw(b"[]"))
         with pytest.raises(BadRequest, match="must be an object"):
-            no_object = Declared(document=msgspec.Raw(b"[]"))
             await client.call("PUT", f"{url}/declared", Listed, DeclaredChange(1, no_object))
         with pytest.raises(Forbidden):
             await master.call("PUT", f"{url}/declared", Listed, DeclaredChange(1, declared))
@@ -355,7 +355,7 @@ async def test_what_is_declared_is_replaced_and_one_that_stayed_is_read_where_it
         with pytest.raises(UnknownSandbox):
             await client.call("GET", url, Sandbox)
         assert (await client.call("GET", f"{url}?ended=1", Sandbox)).end_reason == "for a test"
-        await client.call("DELETE", url)
+        await client.call("DELETE", url, type(None))
         with pytest.raises(UnknownSandbox):
             await client.call("GET", f"{url}?ended=1", Sandbox)
 

@@ -11,7 +11,7 @@ import pytest
 
 from greenroom.config import Config
 from greenroom.errors import NameTaken, SandboxEnded, StaleObject, UnknownSandbox
-from greenroom.node import lifecycle, residents
+from greenroom.node import lifecycle, remains, residents
 from greenroom.node.journal import Journal, JournalUnavailable
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
@@ -146,6 +146,19 @@ async def test_it_is_dropped_when_its_time_is_over(keeper: Keeper, ask: Ask) -> 
     await keeper.declare(second.sandbox_id, DeclaredChange(1, staying(retain_for=0.0)))
     await until(lambda: len(keeper.remains) == 0)
     assert (len(keeper.names), keeper._journal.retained()) == (0, [])
+
+
+async def test_of_too_many_the_oldest_goes(keeper: Keeper, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remains, "MOST", 2)
+    made = [
+        await claimed(keeper, ask(f"k{number}", name=f"n{number}", declared=STAYS)) for number in range(4)
+    ]
+    for each in made:
+        await evicted(keeper, each)
+    left = [each.sandbox_id for each in made[2:]]
+    assert list(keeper.remains) == left == list(keeper.changes.sandboxes)
+    assert [entry.sandbox_id for entry in keeper._journal.retained()] == left
+    assert keeper.names.holder("", "n0") is None
 
 
 async def test_a_record_that_cannot_be_dropped_is_tried_again(

@@ -18,6 +18,8 @@ from greenroom.node.names import Names
 from greenroom.wire.messages import Declared, Sandbox
 
 _log = logging.getLogger(__name__)
+MOST = 10_000
+"""Records that stay on one node; the oldest goes for one more. A stream has a bound, and so has a disk."""
 
 
 def stays(sandbox: Sandbox) -> bool:
@@ -88,11 +90,19 @@ class Remains:
         except GreenroomError as error:
             _log.error("the end of %s could not be written down: %s", sandbox.sandbox_id, error.message)
         self._take_in(key, record)
+        while len(self._kept) > MOST:
+            oldest = next(iter(self._kept))
+            _log.warning("more than %d ended sandboxes are told of: %s no longer is", MOST, oldest)
+            try:
+                self.drop(oldest, now)
+            except GreenroomError as error:
+                _log.error("its record could not be dropped: %s", error.message)
+                break
 
     def _take_in(self, key: str, record: Sandbox) -> None:
         self._kept[record.sandbox_id] = (key, record)
-        self._names.take(record.sandbox_id, record.owner, record.name)
         self._changes.put(record)
+        self._names.take(record.sandbox_id, record.owner, record.name)
 
     def declare(self, sandbox_id: str, declared: Declared, now: float) -> Sandbox:
         """Replace what is declared of one that stays. Raises KeyError, JournalUnavailable."""

@@ -186,10 +186,10 @@ class Residents(abc.ABC):
     def _enter(self, live: Live) -> None:
         """A sandbox counts from here on."""
         self._live[live.sandbox_id] = live
-        self.names.take(live.sandbox_id, live.owner, live.sandbox.name)
         live.wake = self.wake
         live.told = self._tell
         self._tell(live)
+        self.names.take(live.sandbox_id, live.owner, live.sandbox.name)
         live.history.note(self._clock.now(), "it runs" if live.vm is not None else "it is paused")
         self._set_deadline(live)
         self._watch(live)
