@@ -10,7 +10,9 @@ from collections import OrderedDict
 
 from starlette.requests import Request
 
-from greenroom.errors import BadRequest, Unauthorized
+from greenroom.api.e2b.permissions import action_of
+from greenroom.api.rules import of_key, refusal
+from greenroom.errors import BadRequest, Forbidden, Unauthorized
 from greenroom.store.keys import digest_of, is_secret
 from greenroom.store.records import ApiKey, Store
 from greenroom.wire import metrics
@@ -22,6 +24,8 @@ CACHED_KEYS = 4096
 LOOKUPS = metrics.counter(
     "greenroom_api_key_lookups_total", "Requests with an API key, by what the cache knew", ("result",)
 )
+OPERATION = "greenroom.operation"
+"""Under this name a request's scope has the path of the operation, as the paths table has it."""
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 
 
@@ -37,8 +41,21 @@ class Authenticator:
         self._cache: OrderedDict[str, tuple[ApiKey, float]] = OrderedDict()
 
     async def owner_of(self, request: Request) -> str:
-        """The owner id of the request's API key (`X-API-Key`, or a bearer token). Raises Unauthorized."""
-        secret = _presented(request)
+        """The owner of the request's API key, if the key's rules let it do what is asked for (`permissions`).
+
+        Raises Unauthorized, Forbidden.
+        """
+        key = await self.key_of(request)
+        action = action_of(request.method, request.scope.get(OPERATION, ""), key.owner)
+        if action is not None and key.rules:
+            caller = of_key(key)
+            if not caller.may(action):
+                raise Forbidden(refusal(caller, action))
+        return key.owner
+
+    async def key_of(self, request: Request) -> ApiKey:
+        """The request's API key (`X-API-Key`, or a bearer token). Raises Unauthorized."""
+        secret = presented(request)
         if not secret:
             raise Unauthorized("an API key is needed: send it in the header X-API-Key")
         # What does not look like a key cannot be one: no need to ask the store.
@@ -50,7 +67,7 @@ class Authenticator:
         cached = self._cache.get(digest)
         if cached is not None and cached[1] > now:
             metrics.child(LOOKUPS, "hit").inc()
-            return cached[0].owner
+            return cached[0]
         key = await self._store.find_api_key(digest)
         if key is None or key.revoked_at is not None:
             metrics.child(LOOKUPS, "unknown").inc()
@@ -62,10 +79,11 @@ class Authenticator:
         self._cache.move_to_end(digest)
         if len(self._cache) > CACHED_KEYS:
             self._cache.popitem(last=False)
-        return key.owner
+        return key
 
 
-def _presented(request: Request) -> str:
+def presented(request: Request) -> str:
+    """The secret that a request shows, or an empty text."""
     if secret := request.headers.get("x-api-key", "").strip():
         return secret
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
