@@ -97,6 +97,11 @@ class Fleet:
         known = "no table yet" if table is None else f"revision {table.revision}, {sorted(table.by_code)}"
         return f"Fleet(masters={self._masters}, {known})"
 
+    @property
+    def known(self) -> bool:
+        """Whether the node table has been read."""
+        return self._table is not None
+
     async def follow(self) -> None:
         """Keep the node table current by long polling one master, the next one when it fails.
 

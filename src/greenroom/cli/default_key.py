@@ -5,7 +5,7 @@ from __future__ import annotations
 from greenroom.cli.hints import pasteable
 from greenroom.cli.records import StateDir
 from greenroom.store.keys import create_api_key, list_api_keys, recognise
-from greenroom.store.records import EVERYTHING
+from greenroom.store.records import EVERYTHING, ApiKey
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire.credentials import write_private
 
@@ -41,11 +41,11 @@ async def ensure_default_key(state: StateDir) -> str | None:
         await store.close()
 
 
-async def is_good(state: StateDir, secret: str) -> bool:
-    """Whether a secret is of a key that the platform takes: it is known and was not revoked."""
+async def known(state: StateDir, secret: str) -> ApiKey | None:
+    """The key that a secret is of, if the platform takes it: it is known and was not revoked."""
     store = await SqliteStore.open(state.store)
     try:
-        return await recognise(store, secret) is not None
+        return await recognise(store, secret)
     finally:
         await store.close()
 

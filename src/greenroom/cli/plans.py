@@ -144,7 +144,7 @@ def settle_domain(named: str, port: int, tls_port: int | None) -> str:
         # The SDKs split host names at the first dot, so a numeric address would not do as a domain.
         return named or f"localhost:{port}"
     # Slow to import, and needed by nobody else.
-    from greenroom.proxy.certificates import host_of
+    from greenroom.wire.certificates import host_of
 
     domain = named or DEFAULT_TLS_DOMAIN
     host_of(domain)

@@ -28,6 +28,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Observer = Callable[["Entry | None", "Entry | None"], None]
 """Hears of a sandbox's entry as it was and as it is: None for one that was not there before, or is no more."""
 
+CountsObserver = Callable[[str], None]
+"""Hears of a node (by its code) whose pools' numbers, or whose being read, may be others now."""
+
 
 class NodeView:
     """One node as it is seen. Only the view changes it."""
@@ -99,6 +102,7 @@ class View:
         self._doubles: dict[str, set[str]] = {}
         """Codes of the nodes of an id that more than one has shown: one that is being moved."""
         self._observers: list[Observer] = []
+        self._counts_observers: list[CountsObserver] = []
 
     def __repr__(self) -> str:
         return f"<View version={self.version} nodes={len(self._nodes)} sandboxes={len(self._by_id)}>"
@@ -149,6 +153,10 @@ class View:
         view, and raises nothing."""
         self._observers.append(observer)
 
+    def observe_counts(self, observer: CountsObserver) -> None:
+        """Let somebody hear of every change of pools' numbers. It must not change the view, and raises nothing."""
+        self._counts_observers.append(observer)
+
     # What happens
 
     def join(self, code: str, name: str, now: float) -> None:
@@ -171,6 +179,7 @@ class View:
             self._remove(node, entry)
         if self._warm is not None:
             self._warm.forget(code)
+        self._counts_changed(code)
 
     def lost(self, code: str, now: float) -> None:
         """A node's stream has broken off at `now` (Unix seconds)."""
@@ -184,6 +193,7 @@ class View:
             if self._warm is not None:
                 # A node that does not say what it has is not sent claims for it.
                 self._warm.forget(code)
+            self._counts_changed(code)
 
     def apply(self, code: str, frame: Frame, now: float) -> bool:
         """Take what a node's stream brings. False when it does not follow from what was seen: the node is partial
@@ -248,6 +258,7 @@ class View:
         self.version += 1
         for pool in node.pools.values():
             self._tell_warm(node, pool)
+        self._counts_changed(node.code)
 
     def _part(self, node: NodeView, whole: Whole) -> bool:
         if whole.stream[: len(node.code)] != node.code:
@@ -290,6 +301,7 @@ class View:
         if node.since is None:
             for pool in node.pools.values():
                 self._tell_warm(node, pool)
+            self._counts_changed(node.code)
         self._caught_up(node)
 
     def _count(self, node: NodeView, pool: PoolCounts) -> None:
@@ -297,6 +309,11 @@ class View:
         self.version += 1
         if node.since is None:
             self._tell_warm(node, pool)
+            self._counts_changed(node.code)
+
+    def _counts_changed(self, code: str) -> None:
+        for observer in self._counts_observers:
+            observer(code)
 
     def _tell_warm(self, node: NodeView, pool: PoolCounts) -> None:
         if self._warm is not None:

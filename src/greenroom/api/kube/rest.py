@@ -298,16 +298,18 @@ def application(
     lifespan: Lifespan | None = None,
     *,
     ready: Callable[[], bool] = lambda: True,
+    more: Sequence[Route] = (),
 ) -> Starlette:
     """The ASGI application over some storages.
 
-    `admit` is asked before anything but the health checks is answered; `ready` is what `/readyz` tells. Watches end
-    when the callables in `app.state.on_leave` are called.
+    `admit` is asked before anything but the health checks is answered; `ready` is what `/readyz` tells; `more` are
+    paths beside those of the storages. Watches end when the callables in `app.state.on_leave` are called.
     """
     watches: set[reading.Watch] = set()
     routes: list[Route] = []
     for storage in storages:
         routes += Objects(storage, admit, watches).routes()
+    routes += more
     routes += Site([storage.kind for storage in storages], admit, ready).routes()
 
     def answered(error: GreenroomError) -> Response:

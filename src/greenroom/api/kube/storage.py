@@ -9,7 +9,7 @@ out is shared and not changed by anybody; what it is given is its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -64,3 +64,11 @@ class Storage(Protocol):
 
     async def act(self, action: Action, old: Object, body: Object, *, dry_run: bool) -> Object:
         """Do what a subresource stands for; answers what `action.gives`, or the object. Raises what it failed by."""
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """A storage that tells writers what has no effect."""
+
+    def warnings(self, new: Object) -> Sequence[str]:
+        """Texts about an object as a client sent it; it may be anything that the schema does not know to be wrong."""

@@ -129,12 +129,14 @@ def _instant(stamp: str) -> float | None:
 def _cells(kind: Kind, now: datetime) -> Callable[[Object], list[Any]]:
     """What makes the cells of an object: the name, then a value for each column."""
     present = now.timestamp()
-    columns = [(_finder(column.path), column.type) for column in kind.columns]
+    columns = [(_finder(column.path), column.type, column.cell) for column in kind.columns]
 
     def cells(obj: Object) -> list[Any]:
         made: list[Any] = [metadata_of(obj).get("name", "")]
-        for find, kind_of in columns:
+        for find, kind_of, make in columns:
             value = find(obj)
+            if make is not None:
+                value = make(value)
             if kind_of == "date":
                 instant = _instant(value) if isinstance(value, str) else None
                 value = UNKNOWN if instant is None else human_duration(present - instant)

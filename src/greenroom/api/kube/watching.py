@@ -19,6 +19,7 @@ import msgspec
 from greenroom.api.kube.objects import Key, Object, key_of, version_of
 from greenroom.api.kube.selectors import Selection
 from greenroom.api.kube.status import StatusError, bad_request, expired
+from greenroom.api.kube.versions import LONGEST, Clock
 
 Type = Literal["ADDED", "MODIFIED", "DELETED"]
 RING = 8192
@@ -120,8 +121,9 @@ class Watcher:
 class Cache:
     """The changes of one kind, newest last, and its watchers."""
 
-    def __init__(self, version: int = 0, ring: int = RING) -> None:
+    def __init__(self, version: int = 0, ring: int = RING, clock: Clock | None = None) -> None:
         self._version = version
+        self._clock = clock
         self._oldest = version
         self._ring: deque[Change] = deque()
         self._size = ring
@@ -164,8 +166,16 @@ class Cache:
             watcher.end()
         self._watchers.clear()
 
+    def foreign(self, version: int) -> bool:
+        """Whether a version was given by another process."""
+        return self._clock is not None and self._clock.foreign(version)
+
     def since(self, version: int) -> list[Change]:
-        """The changes after `version`. Raises 410 when some of them are not kept any more."""
+        """The changes after `version`. Raises 410 when some of them are not kept any more, or never were here."""
+        if self.foreign(version):
+            raise expired(
+                f"resource version {version} is of another server, or of an earlier run of this one"
+            )
         if version < self._oldest:
             raise expired(f"too old resource version: {version} ({self._oldest})")
         newer: deque[Change] = deque()
@@ -246,7 +256,7 @@ def version_parameter(asked: str | None) -> int | None:
     """The `resourceVersion` parameter. Raises 400."""
     if not asked:
         return None
-    if not asked.isascii() or not asked.isdigit() or len(asked) > 18:
+    if not asked.isascii() or not asked.isdigit() or len(asked) > LONGEST:
         raise bad_request(
             f"resourceVersion: Invalid value: {asked[:20]!r}: a version of this server is needed"
         )

@@ -35,7 +35,7 @@ from greenroom.api.kube.status import (
     not_found,
     unsupported_media_type,
 )
-from greenroom.api.kube.storage import Storage
+from greenroom.api.kube.storage import Storage, Warns
 from greenroom.api.kube.validation import (
     changes_refused,
     defaulted,
@@ -45,6 +45,7 @@ from greenroom.api.kube.validation import (
     without_nulls,
     wrong,
 )
+from greenroom.api.kube.versions import revision_of
 
 T = TypeVar("T")
 ATTEMPTS = 5
@@ -312,6 +313,8 @@ class Writer:
         # Before anything is decided by it: that its fields are of their types.
         if found := violations(metadata, OBJECT_META, "metadata"):
             raise self._invalid(("", str(metadata_of(kept).get("name", ""))[:100]), found)
+        if isinstance(self._storage, Warns):
+            warnings += self._storage.warnings(kept)
         return kept, warnings
 
     def _typed(self, body: Object, api_version: str, name: str, *, needed: bool = False) -> None:
@@ -349,7 +352,8 @@ class Writer:
         if uid and uid != metadata.get("uid"):
             why = f"Precondition failed: UID in precondition: {uid[:100]}, UID in object meta: {metadata.get('uid')}"
             raise conflict(subject, why)
-        if version and version != metadata.get("resourceVersion"):
+        # Other digits move with what nobody writes: states, and the process that shows them.
+        if version and revision_of(version) != revision_of(metadata.get("resourceVersion") or ""):
             raise conflict(subject)
 
     def _check(self, new: Object, old: Object | None) -> None:

@@ -1,0 +1,54 @@
+"""The Kubernetes dialect put together: all its storages, who may use them, the application over them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+
+from greenroom.api.keys import KeyRing
+from greenroom.api.kube.access import Access
+from greenroom.api.kube.rest import application
+from greenroom.api.kube.reviews import Reviews
+from greenroom.api.kube.storage import Storage
+from greenroom.api.kube.stored.assembly import Stored
+from greenroom.api.kube.versions import Clock
+from greenroom.api.nodes import Fleet
+from greenroom.config import RoleSpec
+from greenroom.store.records import Store
+from greenroom.wire.calling import RoleClient
+
+
+class KubeDialect:
+    """See the module. `running` has to be entered for it to be current."""
+
+    def __init__(self, spec: RoleSpec, fleet: Fleet, keys: KeyRing, store: Store) -> None:
+        self._spec = spec
+        self._fleet = fleet
+        # One clock for all kinds: whoever compares versions of two of them finds them in order.
+        self._clock = Clock()
+        self.stored = Stored(store, fleet.seen.view, self._clock)
+        access = Access(keys)
+        self.application: Starlette = application(
+            self.storages(), access.admit, ready=self.ready, more=Reviews(access).routes()
+        )
+
+    def storages(self) -> list[Storage]:
+        """The storages of all kinds, in the order in which discovery names them."""
+        # What is synthesized from the nodes (Sandbox, SandboxClaim, NodeInventory, Namespace, Event) joins here.
+        return [*self.stored.storages()]
+
+    def ready(self) -> bool:
+        """Whether everything can be answered: the store was read, and every node of the table."""
+        return self.stored.ready and self._fleet.known and not self._behind()
+
+    def _behind(self) -> bool:
+        """Whether a live node has not been read at all yet. One that was, and cannot be read now, is told as such."""
+        return any(node.position is None for node in self._fleet.seen.view.nodes().values())
+
+    @contextlib.asynccontextmanager
+    async def running(self, client: RoleClient) -> AsyncIterator[None]:
+        """For the length of a block, keep it current."""
+        async with self.stored.running(client, self._spec.master_urls):
+            yield
