@@ -97,10 +97,11 @@ class Fleet:
         known = "no table yet" if table is None else f"revision {table.revision}, {sorted(table.by_code)}"
         return f"Fleet(masters={self._masters}, {known})"
 
-    @property
-    def known(self) -> bool:
-        """Whether the node table has been read."""
-        return self._table is not None
+    def live(self) -> list[str] | None:
+        """Codes of the nodes that are alive as far as is known; None before the table was read."""
+        if self._table is None:
+            return None
+        return [code for code, info in self._table.by_code.items() if info.live]
 
     async def follow(self) -> None:
         """Keep the node table current by long polling one master, the next one when it fails.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import ssl
 import time
@@ -188,8 +189,6 @@ async def serving(app: ASGIApp, spec: RoleSpec) -> AsyncIterator[str]:
 
 
 def _is_address(name: str) -> bool:
-    import ipaddress
-
     try:
         ipaddress.ip_address(name)
     except ValueError:

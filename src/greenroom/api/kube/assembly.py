@@ -40,12 +40,13 @@ class KubeDialect:
         return [*self.stored.storages()]
 
     def ready(self) -> bool:
-        """Whether everything can be answered: the store was read, and every node of the table."""
-        return self.stored.ready and self._fleet.known and not self._behind()
-
-    def _behind(self) -> bool:
-        """Whether a live node has not been read at all yet. One that was, and cannot be read now, is told as such."""
-        return any(node.position is None for node in self._fleet.seen.view.nodes().values())
+        """Whether everything can be answered: the store was read, and every node that is alive at least once. One that
+        cannot be read now is told as such, and does not make the whole process useless."""
+        live, view = self._fleet.live(), self._fleet.seen.view
+        if live is None or not self.stored.ready:
+            return False
+        nodes = [view.node(code) for code in live]
+        return all(node is not None and node.position is not None for node in nodes)
 
     @contextlib.asynccontextmanager
     async def running(self, client: RoleClient) -> AsyncIterator[None]:
