@@ -227,15 +227,15 @@ class AggregatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Its port; 0 takes a free one. Further apis on the same machine take the next ones."""
     requestheader_client_ca_file: str = ""
     """PEM file of the authority that signs the front proxy's client certificate."""
-    allowed_names: list[str] = ["front-proxy-client"]
+    allowed_names: tuple[str, ...] = ("front-proxy-client",)
     """Common names that this certificate may have. None at all would let everybody in whom the authority knows."""
-    username_headers: list[str] = ["X-Remote-User"]
-    group_headers: list[str] = ["X-Remote-Group"]
-    extra_headers_prefix: list[str] = ["X-Remote-Extra-"]
+    username_headers: tuple[str, ...] = ("X-Remote-User",)
+    group_headers: tuple[str, ...] = ("X-Remote-Group",)
+    extra_headers_prefix: tuple[str, ...] = ("X-Remote-Extra-",)
     authorize: Literal["groups", "trust"] = "groups"
     """`groups` lets those act who are in `allow_groups`; `trust` everybody whom the front proxy names, because
     kube-apiserver has asked its own RBAC already."""
-    allow_groups: list[str] = ["system:masters"]
+    allow_groups: tuple[str, ...] = ("system:masters",)
     """Groups whose members may do everything."""
     cert_file: str = ""
     """PEM files of the certificate that it shows and of its key; empty for one of the platform's own authority."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from greenroom.api.kube import negotiation
+from greenroom.api.kube import negotiation, protobufs
 from greenroom.api.kube.access import Access
 from greenroom.api.kube.decoding import decoded_object
 from greenroom.api.kube.negotiation import JSON
@@ -53,8 +53,10 @@ class Reviews:
     def _handler(self, group: str, kind: str, answer: Callable[[Caller, Object], Object]) -> Any:
         async def review(request: Request) -> Response:
             caller = await self._access.caller_of(request)
-            negotiation.body_type(request.headers.get("content-type", ""))
-            body, _ = decoded_object(await read_body(request, BODY))
+            accepted = (JSON, protobufs.MEDIA_TYPE)
+            form = negotiation.body_type(request.headers.get("content-type", ""), accepted)
+            sent = await read_body(request, BODY)
+            body = protobufs.decoded(sent, kind) if form == protobufs.MEDIA_TYPE else decoded_object(sent)[0]
             spec = body.get("spec") or {}
             if not isinstance(spec, dict):
                 raise bad_request("spec: an object is needed")
