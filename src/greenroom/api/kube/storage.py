@@ -75,3 +75,11 @@ class Orphaning(Protocol):
 
     async def orphan(self, old: Object, *, dry_run: bool) -> None:
         """Let an object go without what belongs to it. Raises as `remove` does."""
+
+
+@runtime_checkable
+class Cautioning(Protocol):
+    """A storage that accepts what has no effect, and says so."""
+
+    def warnings(self, new: Object) -> Sequence[str]:
+        """What of a new object has no effect, in sentences for people."""

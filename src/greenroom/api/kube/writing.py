@@ -35,7 +35,7 @@ from greenroom.api.kube.status import (
     not_found,
     unsupported_media_type,
 )
-from greenroom.api.kube.storage import Orphaning, Storage
+from greenroom.api.kube.storage import Cautioning, Orphaning, Storage
 from greenroom.api.kube.validation import (
     changes_refused,
     defaulted,
@@ -164,6 +164,8 @@ class Writer:
                 metadata["name"] = objectmeta.generated_name(prefix)
             if attempt == 0:
                 self._check(new, None)
+                if isinstance(self._storage, Cautioning):
+                    warnings = [*warnings, *self._storage.warnings(new)]
                 if applier is None:
                     updated(None, new, self._kind, self._author(options, ""))
             try:
