@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from starlette.applications import Starlette
 
 from greenroom.api.keys import KeyRing
 from greenroom.api.kube.access import Access
+from greenroom.api.kube.live.claims import SandboxClaimStorage
+from greenroom.api.kube.live.events import EventStorage
+from greenroom.api.kube.live.inventories import InventoryStorage
+from greenroom.api.kube.live.namespaces import NamespaceStorage
+from greenroom.api.kube.live.observing import Live
+from greenroom.api.kube.live.operating import Operating
+from greenroom.api.kube.live.sandboxes import SandboxStorage
 from greenroom.api.kube.rest import application
 from greenroom.api.kube.reviews import Reviews
 from greenroom.api.kube.storage import Storage
@@ -26,18 +33,42 @@ class KubeDialect:
     def __init__(self, spec: RoleSpec, fleet: Fleet, keys: KeyRing, store: Store) -> None:
         self._spec = spec
         self._fleet = fleet
+        self._store = store
         # One clock for all kinds: whoever compares versions of two of them finds them in order.
-        self._clock = Clock()
-        self.stored = Stored(store, fleet.seen.view, self._clock)
+        clock = Clock()
+        self.stored = Stored(store, fleet.seen.view, clock)
+        self.live = Live(fleet.seen.view, clock)
+        config = spec.config
+        self._operating = Operating(
+            fleet,
+            self.live,
+            wait=config.claims.queue_wait,
+            resume_ttl=float(config.api.default_timeout),
+        )
         access = Access(keys)
         self.application: Starlette = application(
-            self.storages(), access.admit, ready=self.ready, more=Reviews(access).routes()
+            self._storages(), access.admit, ready=self.ready, more=Reviews(access).routes()
         )
 
-    def storages(self) -> list[Storage]:
-        """The storages of all kinds, in the order in which discovery names them."""
-        # What is synthesized from the nodes (Sandbox, SandboxClaim, NodeInventory, Namespace, Event) joins here.
-        return [*self.stored.storages()]
+    def _storages(self) -> list[Storage]:
+        """The storages of all kinds, in the order in which discovery names them: this is where one more joins."""
+        live, operating = self.live, self._operating
+        templates, pools, quotas = self.stored.storages()
+        return [
+            SandboxStorage(operating),
+            templates,
+            pools,
+            SandboxClaimStorage(operating, self.stored),
+            InventoryStorage(live, operating.current, self._fleet.address),
+            NamespaceStorage(live, operating.current, self._namespaces),
+            EventStorage(live, operating.current),
+            quotas,
+        ]
+
+    async def _namespaces(self) -> Iterable[str]:
+        """Namespaces in which something is kept, or that belong to a key."""
+        owners = {key.owner for key in await self._store.api_keys() if key.revoked_at is None}
+        return self.stored.namespaces() | owners
 
     def ready(self) -> bool:
         """Whether everything can be answered: the store was read, and every node that is alive at least once. One that
@@ -51,5 +82,8 @@ class KubeDialect:
     @contextlib.asynccontextmanager
     async def running(self, client: RoleClient) -> AsyncIterator[None]:
         """For the length of a block, keep it current."""
-        async with self.stored.running(client, self._spec.master_urls):
-            yield
+        try:
+            async with self.stored.running(client, self._spec.master_urls):
+                yield
+        finally:
+            self.live.close()

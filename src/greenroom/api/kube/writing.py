@@ -35,7 +35,7 @@ from greenroom.api.kube.status import (
     not_found,
     unsupported_media_type,
 )
-from greenroom.api.kube.storage import Storage, Warns
+from greenroom.api.kube.storage import Cautioning, Orphaning, Storage
 from greenroom.api.kube.validation import (
     changes_refused,
     defaulted,
@@ -164,6 +164,8 @@ class Writer:
                 metadata["name"] = objectmeta.generated_name(prefix)
             if attempt == 0:
                 self._check(new, None)
+                if isinstance(self._storage, Cautioning):
+                    warnings = [*warnings, *self._storage.warnings(new)]
                 if applier is None:
                     updated(None, new, self._kind, self._author(options, ""))
             try:
@@ -225,7 +227,10 @@ class Writer:
         self._meant(old, options.version, options.uid)
         metadata = metadata_of(old)
         if not metadata.get("finalizers"):
-            await self._storage.remove(old, dry_run=options.dry_run)
+            if options.orphan and isinstance(self._storage, Orphaning):
+                await self._storage.orphan(old, dry_run=options.dry_run)
+            else:
+                await self._storage.remove(old, dry_run=options.dry_run)
             return old, True
         if metadata.get("deletionTimestamp"):
             return old, False
@@ -313,8 +318,6 @@ class Writer:
         # Before anything is decided by it: that its fields are of their types.
         if found := violations(metadata, OBJECT_META, "metadata"):
             raise self._invalid(("", str(metadata_of(kept).get("name", ""))[:100]), found)
-        if isinstance(self._storage, Warns):
-            warnings += self._storage.warnings(kept)
         return kept, warnings
 
     def _typed(self, body: Object, api_version: str, name: str, *, needed: bool = False) -> None:

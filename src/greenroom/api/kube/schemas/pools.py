@@ -111,7 +111,9 @@ WARM_POOL = whole(
                     "Lets the number follow how many are claimed; spec.replicas is not looked at beyond the bounds.",
                     {
                         "minReplicas": integer(
-                            "So many are kept ready in any case.", minimum=0, maximum=MOST_REPLICAS, default=0
+                            "So many are kept ready in any case; none by default.",
+                            minimum=0,
+                            maximum=MOST_REPLICAS,
                         ),
                         "maxReplicas": integer(
                             "So many are kept ready at most.", minimum=0, maximum=MOST_REPLICAS

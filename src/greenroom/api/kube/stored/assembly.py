@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from greenroom.api.kube.pools import PoolFound
+from greenroom.api.kube.live.claims import Found
 from greenroom.api.kube.storage import Storage
 from greenroom.api.kube.stored.driving import Driven
 from greenroom.api.kube.stored.following import Following, Restating
@@ -15,14 +15,14 @@ from greenroom.api.kube.stored.pools import Catalogue
 from greenroom.api.kube.stored.poolstatus import Totals
 from greenroom.api.kube.versions import Clock
 from greenroom.fleet.usage import Usage
-from greenroom.fleet.view import Entry, View
+from greenroom.fleet.view import Entry, NodeView, View
 from greenroom.store.records import Store
 from greenroom.wire.calling import RoleClient
 from greenroom.wire.tasks import spawn, stop
 
 
 class Stored:
-    """The stored kinds over a store and a view. Also the `api.kube.pools.Pools` of the claims' storage."""
+    """The stored kinds over a store and a view. Also the `Pools` of the claims' storage."""
 
     def __init__(self, store: Store, view: View, clock: Clock | None = None) -> None:
         clock = clock or Clock()
@@ -40,7 +40,7 @@ class Stored:
         self._following = Following(
             store, (self.templates, self.pools, self.quotas), self.catalogue, self._pools_due.mark
         )
-        view.observe_counts(self._counted)
+        view.observe_nodes(self._node)
         view.observe(self._entered)
 
     @property
@@ -52,9 +52,14 @@ class Stored:
         """The storages."""
         return [self.templates, self.pools, self.quotas]
 
-    def pool(self, namespace: str, name: str) -> PoolFound | None:
-        """See `api.kube.pools.Pools`."""
+    async def pool(self, namespace: str, name: str) -> Found:
+        """See `live.claims.Pools`. Raises 404 for a pool that is not there, 422 for one that can have no members."""
         return self.pools.pool(namespace, name)
+
+    def namespaces(self) -> set[str]:
+        """The namespaces in which something is kept."""
+        storages = (self.templates, self.pools, self.quotas)
+        return {namespace for storage in storages for namespace, _ in storage.documents()}
 
     async def look(self) -> None:
         """Take in what the store has now, and compute what follows from it. Raises TemporaryError."""
@@ -76,8 +81,8 @@ class Stored:
             self._pools_due.close()
             self._quotas_due.close()
 
-    def _counted(self, code: str) -> None:
-        if self._totals.learn(code):
+    def _node(self, node: NodeView, _there: bool) -> None:
+        if self._totals.learn(node.code):
             self._pools_due.mark()
 
     def _entered(self, before: Entry | None, after: Entry | None) -> None:

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable
 
 from greenroom.api.kube.objects import Key
-from greenroom.api.kube.pools import PoolKey
-from greenroom.api.kube.stored.pools import Catalogue
+from greenroom.api.kube.stored.pools import Catalogue, PoolKey, pair_of
 from greenroom.errors import GreenroomError
 from greenroom.wire import podsizes
 from greenroom.wire.calling import RoleClient
@@ -47,8 +46,8 @@ class Driven:
         for name in told.old_keys:
             template = catalogue.template(name.template)
             size = _size(name.size, template.size if template is not None else None)
-            if size is not None and (name.template, name.size) != now.pair:
-                found.append(PoolKey(name.template, size))
+            if size is not None and (name.template, name.size) != pair_of(now):
+                found.append((name.template, size))
         return found
 
     def learn(self, told: DrivenPools) -> None:

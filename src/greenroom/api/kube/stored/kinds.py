@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
-from greenroom.api.kube import podtemplates
 from greenroom.api.kube.kinds import QUOTA, TEMPLATE, WARM_POOL, field
-from greenroom.api.kube.objects import Key, Object
-from greenroom.api.kube.pools import PoolFound
-from greenroom.api.kube.status import Cause
+from greenroom.api.kube.live import compiling
+from greenroom.api.kube.live.claims import Found
+from greenroom.api.kube.live.policies import template_network
+from greenroom.api.kube.objects import Key, Object, same
+from greenroom.api.kube.status import Cause, StatusError, not_found
 from greenroom.api.kube.stored import poolstatus, quotas
 from greenroom.api.kube.stored.driving import Driven
-from greenroom.api.kube.stored.pools import Catalogue, Members, desired, members, template_key
+from greenroom.api.kube.stored.pools import Catalogue, Members, desired, members, pair_of, template_key
 from greenroom.api.kube.stored.poolstatus import NOTHING, Count, Part, Totals, shares
 from greenroom.api.kube.stored.storage import StoredStorage
 from greenroom.api.kube.validation import wrong
@@ -35,28 +36,31 @@ class TemplateStorage(StoredStorage):
         """See `StoredStorage`."""
         self._changed_too()
 
+    def check(self, new: Object, old: Object | None) -> Sequence[Cause]:
+        """See `Storage`."""
+        spec = new.get("spec") or {}
+        if old is not None and same(spec, old.get("spec")):
+            return []
+        network = template_network(spec)
+        return [*compiling.pod_violations(spec), *(network if isinstance(network, list) else [])]
+
     async def problems(self, new: Object) -> Sequence[Cause]:
         """See `StoredStorage`: the image names a template, a size is large enough."""
-        pod = field(new, ("spec", "podTemplate"))
-        found = podtemplates.problems(pod, self._catalogue.template, self._catalogue.names())
-        if any(cause.field.endswith(".image") for cause in found):
+        spec = new.get("spec") or {}
+        image = compiling.image(spec)
+        found = self._catalogue.template(image)
+        if found is None:
             # The Greenroom template may have been made a moment ago.
             self._catalogue.learn(await self._store.templates(), await self._store.pools())
-            found = podtemplates.problems(pod, self._catalogue.template, self._catalogue.names())
-        if field(new, ("spec", "volumeClaimTemplates")):
-            found.append(
-                podtemplates.forbidden(
-                    "spec.volumeClaimTemplates", "there are no volumes: a sandbox has the disk of its size"
-                )
-            )
-        return found
+            found = self._catalogue.template(image)
+        if found is None:
+            return [compiling.unknown_image(image, self._catalogue.templates())]
+        made = compiling.made_of(spec, found)
+        return [made] if isinstance(made, Cause) else []
 
-    def warnings(self, new: Object) -> list[str]:
+    def warnings(self, new: Object) -> Sequence[str]:
         """What of a template has no effect."""
-        found = podtemplates.unused(field(new, ("spec", "podTemplate")))
-        if field(new, ("spec", "service")):
-            found.append("spec.service: has no effect: sandboxes are reached through the entry")
-        return found
+        return compiling.pod_warnings(new.get("spec") or {})
 
 
 class PoolStorage(StoredStorage):
@@ -118,7 +122,7 @@ class PoolStorage(StoredStorage):
         for key, pool in self.documents().items():
             number = self._desired(key, pool)
             for each in self.members(key, pool).keys:
-                sharing.setdefault(each.pair, []).append((key, number))
+                sharing.setdefault(pair_of(each), []).append((key, number))
         counts: dict[Key, Count] = {}
         for pair, those in sharing.items():
             total = self._totals.of(pair)
@@ -151,20 +155,25 @@ class PoolStorage(StoredStorage):
         )
         return poolstatus.status_of(document, part, before, self._now())
 
-    def pool(self, namespace: str, name: str) -> PoolFound | None:
-        """See `api.kube.pools.Pools`."""
+    def pool(self, namespace: str, name: str) -> Found:
+        """A pool's template, and the keys of its members in the order in which a claim should try them.
+
+        Raises 404 where the pool or its template is missing, 422 where the template can have no members.
+        """
         key = (namespace, name)
-        found, document = self.object(key), self.document(key)
-        if found is None or document is None:
-            return None
+        document = self.document(key)
+        if document is None:
+            raise not_found(WARM_POOL.subject(name))
+        place = template_key(document, namespace)
+        template = self._templates.object(place)
+        if template is None:
+            raise not_found(TEMPLATE.subject(place[1]))
         where = self.members(key, document)
-        return PoolFound(
-            pool=found,
-            template=self._templates.object(template_key(document, namespace)),
-            keys=where.keys,
-            reason=where.reason,
-            problem=where.problem,
-        )
+        if not where.keys:
+            raise StatusError(
+                422, "Invalid", f"SandboxWarmPool {name!r} can have no sandboxes: {where.problem}"
+            )
+        return Found(template, where.keys)
 
 
 class QuotaStorage(StoredStorage):

@@ -7,10 +7,17 @@ from typing import Any
 
 from greenroom.api.kube.kinds import field
 from greenroom.api.kube.objects import Key, Object
-from greenroom.api.kube.pools import PoolKey
 from greenroom.errors import BadRequest
 from greenroom.wire import podsizes
-from greenroom.wire.messages import PoolSpec, Template
+from greenroom.wire.messages import PoolSpec, Size, Template
+
+PoolKey = tuple[str, Size]
+"""What the members of a pool are alike in: the name of a Greenroom template, and a size."""
+
+
+def pair_of(key: PoolKey) -> tuple[str, str]:
+    """The key as nodes and views of the fleet have it: template and size by name."""
+    return (key[0], key[1].name)
 
 
 class Catalogue:
@@ -32,9 +39,9 @@ class Catalogue:
         self._by_id = {template.template_id: template for template in by_name.values()}
         return True
 
-    def names(self) -> list[str]:
-        """The templates' names."""
-        return list(self._by_name)
+    def templates(self) -> list[Template]:
+        """All templates."""
+        return list(self._by_name.values())
 
     def template(self, image: str) -> Template | None:
         """The template that an image names: by name or id, with or without the tag `default`."""
@@ -80,7 +87,7 @@ def members(template: Object | None, name: str, catalogue: Catalogue) -> Members
         size = podsizes.size_for(resources, found.size)
     except BadRequest as error:
         return Members(reason="NoSize", problem=error.message)
-    return Members((PoolKey(found.name, size),))
+    return Members(((found.name, size),))
 
 
 def desired(pool: Object) -> int:
