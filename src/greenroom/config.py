@@ -170,6 +170,12 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `sandbox.localhost`. With TLS it gets the TLS port (unless that is 443) if it names none."""
     tls_port: Port | None = None
     """Port of a second listener, with TLS for the domain's names (docs/tls.md); 0 takes a free one, None is none."""
+    kube_port: Port | Literal["none"] | None = None
+    """Port of a listener with TLS for Kubernetes' clients, which send no token without it (docs/kubernetes.md): 8701
+    unless another is named, 0 takes a free one, "none" leaves it out."""
+    kube_names: list[str] = []
+    """Host names and addresses under which they reach it, besides localhost, the loopback addresses, `host` and
+    `domain`; the certificate is for them too."""
     idle_timeout: Length = 640.0
     """Seconds a stream may be silent; longer than any keep-alive that E2B's clients ask for."""
     max_connections: Positive = 10_000
@@ -212,6 +218,39 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     all open ones. As many as there may be fit, each with all that it can hold (128 KiB) and with some to spare."""
 
 
+class AggregatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A listener of each api for a kube-apiserver that passes requests on to it (docs/kubernetes.md)."""
+
+    listen: str = ""
+    """Address that it listens on; empty for no such listener."""
+    port: Port = 8443
+    """Its port; 0 takes a free one. Further apis on the same machine take the next ones."""
+    requestheader_client_ca_file: str = ""
+    """PEM file of the authority that signs the front proxy's client certificate."""
+    allowed_names: tuple[str, ...] = ("front-proxy-client",)
+    """Common names that this certificate may have. None at all would let everybody in whom the authority knows."""
+    username_headers: tuple[str, ...] = ("X-Remote-User",)
+    group_headers: tuple[str, ...] = ("X-Remote-Group",)
+    extra_headers_prefix: tuple[str, ...] = ("X-Remote-Extra-",)
+    authorize: Literal["groups", "trust"] = "groups"
+    """`groups` lets those act who are in `allow_groups`; `trust` everybody whom the front proxy names, because
+    kube-apiserver has asked its own RBAC already."""
+    allow_groups: tuple[str, ...] = ("system:masters",)
+    """Groups whose members may do everything."""
+    cert_file: str = ""
+    """PEM files of the certificate that it shows and of its key; empty for one of the platform's own authority."""
+    key_file: str = ""
+    names: list[str] = []
+    """Host names and addresses that this certificate is for, besides localhost and the loopback addresses, as
+    greenroom-api.greenroom.svc."""
+
+
+class KubeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Kubernetes dialect."""
+
+    aggregated: AggregatedConfig = AggregatedConfig()
+
+
 class LogsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the roles log."""
 
@@ -229,6 +268,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     nodes: NodesConfig = NodesConfig()
     proxy: ProxyConfig = ProxyConfig()
     network: NetworkConfig = NetworkConfig()
+    kube: KubeConfig = KubeConfig()
     logs: LogsConfig = LogsConfig()
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from greenroom.config import NodesConfig
 from greenroom.node import relay_tls
 from greenroom.node.relay_heads import AGENT_PORT, Forward, Refusal, Route, forward, parse
-from greenroom.proxy import certificates
+from greenroom.wire import certificates
 from greenroom.wire.messages import Inbound
 from tests.support.guests import (
     SANDBOX,

@@ -16,7 +16,8 @@ import httpx
 import msgspec
 import pytest
 
-from greenroom.proxy import certificate_files, secure
+from greenroom.proxy import secure
+from greenroom.wire import certificate_files
 from tests.support.guests import Raw, echo, guest_listening, read_head
 from tests.support.loops import eventually
 from tests.support.proxying import ProxyProcess, Stage, sandbox_on, staged

@@ -77,7 +77,7 @@ class Cluster:
 
     def key(self, owner: str = "") -> tuple[ApiKey, str]:
         """An API key, of a new owner unless one is named."""
-        name = owner or f"owner_{next(_owners)}"
+        name = owner or f"owner-{next(_owners)}"
         return self.stored(lambda store: create_api_key(store, "test", name))
 
     def stored(self, work: Callable[[SqliteStore], Coroutine[Any, Any, T]]) -> T:

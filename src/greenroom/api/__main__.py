@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from greenroom.api.assembly import assembled
+from greenroom.api.assembly import Parts
+from greenroom.api.dialects import Dialects
 from greenroom.api.e2b.openapi import described
 from greenroom.api.e2b.resources import application
+from greenroom.api.kube import aggregated
 from greenroom.config import RoleSpec
 from greenroom.errors import SetupError
 from greenroom.store.sqlite import SqliteStore
@@ -30,11 +32,14 @@ async def main(spec: RoleSpec) -> None:
     store = await SqliteStore.open(spec.store)
     try:
         async with role_client(token, masters=spec.master_urls) as client:
-            fleet, dialect = assembled(spec, client, store)
+            parts = Parts(spec, client, store)
+            fleet, kube = parts.fleet, parts.kube.application
+            app = Dialects(application(described(parts.e2b.paths()), verifier=verifier), kube)
             following = spawn(fleet.follow(), "node-table")
             try:
-                with metrics.reading(fleet.seen.read):
-                    await run_role(application(described(dialect.paths()), verifier=verifier), spec)
+                async with parts.kube.running(client), aggregated.serving(kube, spec) as url:
+                    with metrics.reading(fleet.seen.read):
+                        await run_role(app, spec, {"aggregated_url": url} if url else {})
             finally:
                 await stop(following)
                 await fleet.seen.close()

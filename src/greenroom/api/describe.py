@@ -10,7 +10,7 @@ import json
 import sys
 from typing import cast
 
-from greenroom.api.assembly import assembled
+from greenroom.api.assembly import Parts
 from greenroom.api.e2b.openapi import Paths, document, known
 from greenroom.config import RoleSpec
 from greenroom.store.records import Store
@@ -21,7 +21,7 @@ def paths() -> Paths:
     """The paths table of the E2B dialect, to look at."""
     # Handlers that nobody calls ask nothing of a store, and a client that was not entered opens no connection.
     spec = RoleSpec(role="api", replica=0, state_dir="", cache_dir="")
-    return assembled(spec, RoleClient(""), cast(Store, None))[1].paths()
+    return Parts(spec, RoleClient(""), cast(Store, None)).e2b.paths()
 
 
 def table(paths: Paths) -> str:

@@ -30,6 +30,7 @@ from greenroom.wire.calling import RoleClient
 from greenroom.wire.ids import is_sandbox_id, is_snapshot_id, node_code_of
 from greenroom.wire.messages import (
     ClaimRequest,
+    DeclaredChange,
     ForkList,
     ForkRequest,
     Listed,
@@ -47,6 +48,7 @@ from greenroom.wire.messages import (
     SnapshotRequest,
     Template,
     TimeoutRequest,
+    listed,
 )
 from greenroom.wire.tasks import spawn
 
@@ -96,6 +98,17 @@ class Fleet:
         table = self._table
         known = "no table yet" if table is None else f"revision {table.revision}, {sorted(table.by_code)}"
         return f"Fleet(masters={self._masters}, {known})"
+
+    def address(self, code: str) -> str:
+        """The URL of a node's API as the table has it, or an empty text."""
+        info = None if self._table is None else self._table.by_code.get(code)
+        return "" if info is None else info.status.api_url
+
+    def live(self) -> list[str] | None:
+        """Codes of the nodes that are alive as far as is known; None before the table was read."""
+        if self._table is None:
+            return None
+        return [code for code, info in self._table.by_code.items() if info.live]
 
     async def follow(self) -> None:
         """Keep the node table current by long polling one master, the next one when it fails.
@@ -209,6 +222,26 @@ class Fleet:
         node = await self._node_of(sandbox_id)
         url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/network"
         return await self._client.call("PUT", url, Sandbox, network, deadline=self._deadline)
+
+    async def declare(self, sandbox_id: str, change: DeclaredChange) -> Listed:
+        """Replace what is declared of a sandbox. Raises StaleObject when it is not as `change` expects.
+
+        A lost answer is resolved by looking: the record has the new revision and document, or has not.
+        """
+        node = await self._node_of(sandbox_id)
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}/declared"
+        try:
+            return await self._client.call("PUT", url, Listed, change, deadline=self._deadline)
+        except OutcomeUnknown:
+            found = await self.get(sandbox_id)
+            now = found.declared
+            if (
+                now is None
+                or now.revision != change.expect + 1
+                or bytes(now.document) != bytes(change.declared.document)
+            ):
+                raise
+            return listed(found)
 
     async def pause(self, sandbox_id: str, request: PauseRequest) -> Sandbox:
         """Pause a sandbox. Raises AlreadyPaused, UnknownSandbox, or why it runs on."""

@@ -16,7 +16,8 @@ What a list has in it, seen from a client:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from prometheus_client.core import Metric
 
@@ -78,6 +79,31 @@ class Seen:
             else:
                 texts.append(entry.fragment(kind, make))
         return texts
+
+    async def caught_up(self, codes: Collection[str]) -> bool:
+        """Wait until the view has these nodes as far as their answers have shown them, for `PATIENCE` seconds."""
+        return await self._following.settled(codes, PATIENCE)
+
+    async def current(self) -> list[str]:
+        """Take in what has arrived, and wait for what answers have shown; then the names of nodes of which not all, or
+        not the latest, is in the view.
+
+        A node that is away already is not waited for, but one that has only just been heard of is.
+        """
+        await self._following.settled((), 0)
+        nodes = self.view.nodes()
+        late = self._following.behind(nodes)
+        young = time.time() - PATIENCE
+        late |= {
+            code
+            for code, node in nodes.items()
+            if node.position is None and node.since is not None and node.since > young
+        }
+        if late:
+            await self._following.settled(late, PATIENCE)
+        nodes = self.view.nodes()
+        away = self._following.behind(nodes) | self.view.partial().keys()
+        return sorted(nodes[code].name for code in away)
 
     async def of_owner(self, owner: str, nodes: Iterable[NodeInfo]) -> tuple[list[Listed], list[str]]:
         """An owner's sandboxes, and the names of those of `nodes` whose sandboxes are not in it, or not the latest.

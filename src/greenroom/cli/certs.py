@@ -12,7 +12,7 @@ from greenroom.cli.options import JsonOption, StateDirOption, examples, state_di
 
 if TYPE_CHECKING:
     from greenroom.cli.records import StateDir
-    from greenroom.proxy.certificate_files import Held
+    from greenroom.wire.certificate_files import Held
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +54,7 @@ def certs(
     """
     from greenroom.cli.output import print_json
     from greenroom.cli.records import StateDir
-    from greenroom.proxy import certificate_files, certificates
+    from greenroom.wire import certificate_files, certificates
 
     state = StateDir(state_dir_of(context, state_dir))
     state.prepare()
@@ -78,7 +78,7 @@ def certs(
 
 def describe(held: Held, out: Path | None) -> list[str]:
     """The lines for people."""
-    from greenroom.proxy import certificates
+    from greenroom.wire import certificates
 
     domain = held.domain
     authority = (out / "ca.pem") if out is not None else held.authority_file

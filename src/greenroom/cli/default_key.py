@@ -5,12 +5,13 @@ from __future__ import annotations
 from greenroom.cli.hints import pasteable
 from greenroom.cli.records import StateDir
 from greenroom.store.keys import create_api_key, list_api_keys, recognise
+from greenroom.store.records import EVERYTHING, ApiKey
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire.credentials import write_private
 
 NAME = "default"
 OWNER = "default"
-"""Owner of the keys made on the command line: one person runs the platform, so all its keys see all of it."""
+"""Owner of the keys made on the command line unless told otherwise: one person runs the platform."""
 MAKE_ANOTHER = "`greenroom keys create default --default` makes another"
 """What to do where there is none, or none that is good."""
 
@@ -24,23 +25,27 @@ async def ensure_default_key(state: StateDir) -> str | None:
     store = await SqliteStore.open(state.store)
     try:
         kept = read_secret(state)
-        if kept is not None and await recognise(store, kept) is not None:
+        found = None if kept is None else await recognise(store, kept)
+        if found is not None:
+            # One that was made before keys had rules. A key that was given some keeps them.
+            if (found.name, found.owner) == (NAME, OWNER) and not found.rules:
+                await store.set_api_key_rules(found.key_id, [EVERYTHING])
             return None
         keys = await list_api_keys(store)
         if any(key.revoked_at is None or key.name == NAME for key in keys):
             return None
-        _key, secret = await create_api_key(store, NAME, OWNER)
+        _key, secret = await create_api_key(store, NAME, OWNER, [EVERYTHING])
         keep_secret(state, secret)
         return pasteable(f"made the API key {NAME!r}; `greenroom env` prints it", state.root)
     finally:
         await store.close()
 
 
-async def is_good(state: StateDir, secret: str) -> bool:
-    """Whether a secret is of a key that the platform takes: it is known and was not revoked."""
+async def known(state: StateDir, secret: str) -> ApiKey | None:
+    """The key that a secret is of, if the platform takes it: it is known and was not revoked."""
     store = await SqliteStore.open(state.store)
     try:
-        return await recognise(store, secret) is not None
+        return await recognise(store, secret)
     finally:
         await store.close()
 

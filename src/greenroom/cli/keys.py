@@ -35,7 +35,8 @@ def register(app: typer.Typer) -> None:
     epilog=examples(
         "greenroom keys create ci",
         "greenroom keys create ci > ci.key       # only the secret",
-        "greenroom keys create alice --owner alice",
+        "greenroom keys create alice --owner alice    # everything in the namespace alice, nothing elsewhere",
+        'greenroom keys create viewer --allow "get,list,watch sandboxes in team-a,team-b"',
         "greenroom keys create default --default  # what `greenroom env` prints from then on",
     )
 )
@@ -48,9 +49,21 @@ def create(
             "--owner",
             metavar="OWNER",
             show_default=False,
-            help="Whose sandboxes it sees: keys of one owner share theirs, others' do not exist for it",
+            help="Whose sandboxes it sees: keys of one owner share theirs, others' do not exist for it; "
+            "in Kubernetes' terms a namespace",
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar='"VERBS RESOURCES [in NAMESPACES]"',
+            show_default=False,
+            help="Only what these rules name, each a list with commas or *; may be repeated "
+            "(default: everything in the owner's namespace)",
+        ),
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="It may do everything in all namespaces.")] = False,
     default: Annotated[
         bool, typer.Option("--default", help="`env`, `run` and `exec` use it from now on.")
     ] = False,
@@ -61,14 +74,25 @@ def create(
     from greenroom.cli.default_key import OWNER, keep_secret
     from greenroom.cli.output import print_json, warn
     from greenroom.cli.records import StateDir
-    from greenroom.store.keys import create_api_key
+    from greenroom.errors import BadRequest
+    from greenroom.store.keys import create_api_key, rule_of, text_of
+    from greenroom.store.records import EVERYTHING
 
     root = state_dir_of(context, state_dir)
-    key, secret = _with_store(root, lambda store: create_api_key(store, name, owner or OWNER), make=True)
+    if admin and allow:
+        raise BadRequest("--admin allows everything: leave out --allow, or --admin")
+    rules = [rule_of(text, owner or OWNER) for text in allow or []]
+    # The default key is the operator's own, unless it was made for somebody else or for something less.
+    if admin or (default and owner is None and not allow):
+        rules = [EVERYTHING]
+    key, secret = _with_store(
+        root, lambda store: create_api_key(store, name, owner or OWNER, rules), make=True
+    )
     if default:
         keep_secret(StateDir(root), secret)
     if json:
-        print_json({"id": key.key_id, "name": key.name, "secret": secret})
+        shown = {"owner": key.owner, "rules": [text_of(rule) for rule in key.rules]}
+        print_json({"id": key.key_id, "name": key.name, "secret": secret, **shown})
         return
     warn(f"this is key {key.key_id}; its secret is not kept and cannot be shown again")
     print(secret)
@@ -77,10 +101,18 @@ def create(
 @_keys.command("list", epilog=examples("greenroom keys list", "greenroom keys list --json"))
 def list_keys(context: typer.Context, json: JsonOption = False, state_dir: StateDirOption = None) -> None:
     """List the API keys, revoked ones too, oldest first."""
+    from greenroom.cli.default_key import read_secret
     from greenroom.cli.output import print_json, print_table
-    from greenroom.store.keys import list_api_keys
+    from greenroom.cli.records import StateDir
+    from greenroom.store.keys import list_api_keys, recognise, text_of
 
-    found = _with_store(state_dir_of(context, state_dir), list_api_keys)
+    root = state_dir_of(context, state_dir)
+
+    async def read(store: SqliteStore) -> tuple[list[ApiKey], str]:
+        default = await recognise(store, read_secret(StateDir(root)) or "")
+        return await list_api_keys(store), "" if default is None else default.key_id
+
+    found, default_id = _with_store(root, read)
     if json:
         print_json(
             [
@@ -91,6 +123,8 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
                     "hint": key.hint,
                     "created_at": key.created_at,
                     "revoked_at": key.revoked_at,
+                    "rules": [text_of(rule) for rule in key.rules],
+                    "default": key.key_id == default_id,
                 }
                 for key in found
             ]
@@ -100,7 +134,8 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
         [
             key.key_id,
             key.owner,
-            key.name,
+            f"{key.name} (default)" if key.key_id == default_id else key.name,
+            _allowed(key),
             f"e2b_…{key.hint}",
             _date(key.created_at),
             "" if key.revoked_at is None else _date(key.revoked_at),
@@ -109,9 +144,9 @@ def list_keys(context: typer.Context, json: JsonOption = False, state_dir: State
     ]
     print_table(
         "API keys",
-        ["id", "owner", "name", "secret", "created", "revoked"],
+        ["id", "owner", "name", "may", "secret", "created", "revoked"],
         rows,
-        texts=["name"],
+        texts=["name", "may"],
         spare=["created", "owner", "secret"],
     )
 
@@ -190,6 +225,14 @@ def _with_store(root: Path, work: Callable[[SqliteStore], Awaitable[T]], *, make
             await store.close()
 
     return asyncio.run(run())
+
+
+def _allowed(key: ApiKey) -> str:
+    from greenroom.store.keys import text_of
+
+    if key.admin:
+        return "everything"
+    return "; ".join(text_of(rule) for rule in key.rules) or f"all in {key.owner}"
 
 
 def _date(instant: float) -> str:

@@ -97,6 +97,16 @@ def up(
             help="A second port, with TLS for https://<port>-<sandbox>.<domain> (default: none; 0 takes a free one)",
         ),
     ] = None,
+    kube_port: Annotated[
+        str | None,
+        typer.Option(
+            "--kube-port",
+            metavar="P",
+            show_default=False,
+            help="A port with TLS for kubectl and other clients of Kubernetes "
+            "(default: 8701, and a free one with --port 0; 0 takes a free one, none leaves it out)",
+        ),
+    ] = None,
     warm: WarmOption = None,
     engine: EngineOption = None,
     accelerator: AcceleratorOption = None,
@@ -131,6 +141,7 @@ def up(
         port=port,
         domain=domain,
         tls_port=tls_port,
+        kube_port=_port_or_none(kube_port),
         warm=warm,
         engine=engine,
         accelerator=accelerator,
@@ -228,6 +239,16 @@ def demo(
     )
     _check(options)
     return demonstrate(options)
+
+
+def _port_or_none(text: str | None) -> int | Literal["none"] | None:
+    if text is None:
+        return None
+    if text == "none":
+        return "none"
+    if not (text.isascii() and text.isdigit() and len(text) <= 5):
+        raise typer.BadParameter(f"--kube-port {text[:20]}: choose a port, 0 (any free port) or none")
+    return int(text)
 
 
 def _check(options: UpOptions) -> None:

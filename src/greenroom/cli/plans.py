@@ -11,7 +11,7 @@ import msgspec
 
 from greenroom.cli.supervision import BACKOFF_LAST, RolePlan
 from greenroom.cli.words import load_settings, plain_setting
-from greenroom.config import Config, RoleSpec
+from greenroom.config import Config, ProxyConfig, RoleSpec
 from greenroom.errors import BadRequest, SetupError
 
 START_DEADLINE = 120.0
@@ -30,6 +30,7 @@ DEFAULT_TLS_DOMAIN = "sandbox.localhost"
 """Names below `localhost` are this machine's own (RFC 6761): browsers and curl know that by themselves, and so does
 every program where systemd-resolved or nss-myhostname resolves."""
 HTTPS_PORT = 443
+DEFAULT_KUBE_PORT = 8701
 
 Role = Literal["api", "master", "node", "proxy"]
 
@@ -47,6 +48,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     domain: str | None = None
     tls_port: int | None = None
+    kube_port: int | Literal["none"] | None = None
     warm: int | None = None
     engine: str | None = None
     accelerator: str | None = None
@@ -70,11 +72,14 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadRequest(f"{option} {count}: choose between 1 and 64")
         if self.warm is not None and not 0 <= self.warm <= 4096:
             raise BadRequest(f"--warm {self.warm}: choose between 0 and 4096")
-        for option, number in (("--port", self.port), ("--tls-port", self.tls_port)):
+        kube_port = None if self.kube_port == "none" else self.kube_port
+        ports = {"--port": self.port, "--tls-port": self.tls_port, "--kube-port": kube_port}
+        taken: dict[int, str] = {}
+        for option, number in ports.items():
             if number is not None and not 0 <= number <= 65535:
                 raise BadRequest(f"{option} {number}: choose between 0 (any free port) and 65535")
-        if self.port and self.port == self.tls_port:
-            raise BadRequest(f"--tls-port {self.tls_port}: --port has it already; choose another")
+            if number and taken.setdefault(number, option) != option:
+                raise BadRequest(f"{option} {number}: {taken[number]} has it already; choose another")
         if self.domain is not None and not _is_domain(self.domain):
             raise BadRequest(f"--domain {self.domain}: not a host name (with an optional :port)")
 
@@ -86,6 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     entry_url: str
     domain: str
     tls_port: int | None = None
+    kube_port: int | None = None
 
     def role_plans(self) -> list[RolePlan]:
         """What the supervision needs to know of them."""
@@ -109,8 +115,15 @@ def make_plan(options: UpOptions) -> Plan:
     tls_port = config.proxy.tls_port
     if tls_port is not None:
         tls_port = claim_port(host, tls_port, "--tls-port")
+    kube_port = settle_kube_port(config.proxy)
     domain = settle_domain(options.domain or config.proxy.domain, port, tls_port)
-    proxy = msgspec.structs.replace(config.proxy, port=port, tls_port=tls_port, domain=domain)
+    proxy = msgspec.structs.replace(
+        config.proxy,
+        port=port,
+        tls_port=tls_port,
+        kube_port="none" if kube_port is None else kube_port,
+        domain=domain,
+    )
     config = msgspec.structs.replace(config, proxy=proxy)
     counts: list[tuple[Role, int]] = [
         ("master", options.master),
@@ -132,7 +145,26 @@ def make_plan(options: UpOptions) -> Plan:
     ]
     reachable = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
     literal = f"[{reachable}]" if ":" in reachable else reachable
-    return Plan(specs=specs, entry_url=f"http://{literal}:{port}", domain=domain, tls_port=tls_port)
+    return Plan(
+        specs=specs,
+        entry_url=f"http://{literal}:{port}",
+        domain=domain,
+        tls_port=tls_port,
+        kube_port=kube_port,
+    )
+
+
+def settle_kube_port(proxy: ProxyConfig) -> int | None:
+    """The port for Kubernetes' clients, or None for none. One that nobody named is free where the entry's is, too.
+
+    Raises SetupError when it cannot be had.
+    """
+    if proxy.kube_port == "none":
+        return None
+    wanted = proxy.kube_port
+    if wanted is None:
+        wanted = DEFAULT_KUBE_PORT if proxy.port else 0
+    return claim_port(proxy.host, wanted, "--kube-port")
 
 
 def settle_domain(named: str, port: int, tls_port: int | None) -> str:
@@ -144,7 +176,7 @@ def settle_domain(named: str, port: int, tls_port: int | None) -> str:
         # The SDKs split host names at the first dot, so a numeric address would not do as a domain.
         return named or f"localhost:{port}"
     # Slow to import, and needed by nobody else.
-    from greenroom.proxy.certificates import host_of
+    from greenroom.wire.certificates import host_of
 
     domain = named or DEFAULT_TLS_DOMAIN
     host_of(domain)
@@ -159,6 +191,8 @@ def _merge(config: Config, options: UpOptions) -> Config:
         config = replace(config, proxy=replace(config.proxy, port=options.port))
     if options.tls_port is not None:
         config = replace(config, proxy=replace(config.proxy, tls_port=options.tls_port))
+    if options.kube_port is not None:
+        config = replace(config, proxy=replace(config.proxy, kube_port=options.kube_port))
     if options.warm is not None:
         config = replace(config, pools=replace(config.pools, base_target=options.warm))
     if options.engine is not None:

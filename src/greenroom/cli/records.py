@@ -5,6 +5,7 @@
     <state>/run/roles.json           list of RoleRecord
     <state>/run/<role>-<n>.spec.json what a role was started with; holds no secret
     <state>/log/<role>-<n>.log       its standard output and error
+    <state>/kubeconfig               written by `greenroom env`, 0600: it holds the key's secret
     <state>/secrets/                 credentials (`wire.credentials`) and the default API key
 
 The state directory is 0700: no other account has to reach anything in it by path. VM processes under uids of
@@ -73,6 +74,8 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = ""
     tls_port: int | None = None
     """Port of the listener with TLS; None without one."""
+    kube_port: int | None = None
+    """Port of the listener for Kubernetes' clients; None without one."""
     failure: str = ""
     """Why the last start failed; empty when it did not."""
 
@@ -87,6 +90,7 @@ class StateDir:
         self.secrets = root / "secrets"
         self.default_key = self.secrets / "default.key"
         self.store = root / "store.db"
+        self.kubeconfig = root / "kubeconfig"
 
     def prepare(self) -> None:
         """Make the directory and its parts, private to this user.

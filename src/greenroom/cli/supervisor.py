@@ -307,6 +307,7 @@ class Supervisor:
             entry_url=self._plan.entry_url,
             domain=self._plan.domain,
             tls_port=self._plan.tls_port,
+            kube_port=self._plan.kube_port,
             failure=self._failure,
         )
         self._state.save(supervisor, [self._role_record(name) for name in self._specs])

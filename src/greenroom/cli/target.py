@@ -27,6 +27,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     key: str
     tls_port: int | None = None
+    kube_port: int | None = None
 
 
 def find_target(state_dir: Path, key_file: Path | None = None) -> Target:
@@ -42,6 +43,7 @@ def find_target(state_dir: Path, key_file: Path | None = None) -> Target:
         domain=record.domain,
         key=_read_key(state, key_file),
         tls_port=record.tls_port,
+        kube_port=record.kube_port,
     )
 
 

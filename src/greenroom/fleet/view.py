@@ -29,6 +29,8 @@ MOST_SANDBOXES = 200_000
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Observer = Callable[["Entry | None", "Entry | None"], None]
 """Hears of a sandbox's entry as it was and as it is: None for one that was not there before, or is no more."""
+NodeObserver = Callable[["NodeView", bool], None]
+"""Hears of a node that is partial or whole now, or whose pools are others; False when it has left the table."""
 
 
 class NodeView:
@@ -105,6 +107,7 @@ class View:
         self._doubles: dict[str, set[str]] = {}
         """Codes of the nodes of an id that more than one has shown: one that is being moved."""
         self._observers: list[Observer] = []
+        self._node_observers: list[NodeObserver] = []
 
     def __repr__(self) -> str:
         return f"<View version={self.version} nodes={len(self._nodes)} sandboxes={len(self._by_id)}>"
@@ -159,17 +162,28 @@ class View:
         view, and raises nothing."""
         self._observers.append(observer)
 
+    def observe_nodes(self, observer: NodeObserver) -> None:
+        """Let somebody hear of every change of a node, beside those of its entries. It must not change the view, and
+        raises nothing."""
+        self._node_observers.append(observer)
+
+    def _tell_of(self, node: NodeView, *, there: bool = True) -> None:
+        for observer in self._node_observers:
+            observer(node, there)
+
     # What happens
 
     def join(self, code: str, name: str, now: float) -> None:
         """A node is in the table; it is partial until it was read. Again is no harm, and may bring another name."""
         node = self._nodes.get(code)
         if node is None:
-            self._nodes[code] = NodeView(code, name, now)
+            node = self._nodes[code] = NodeView(code, name, now)
             self.version += 1
+            self._tell_of(node)
         elif node.name != name:
             node.name = name
             self.version += 1
+            self._tell_of(node)
 
     def leave(self, code: str) -> None:
         """A node has left the table: what it had is no more."""
@@ -183,6 +197,7 @@ class View:
             self._free(node, sandbox_id)
         if self._warm is not None:
             self._warm.forget(code)
+        self._tell_of(node, there=False)
 
     def lost(self, code: str, now: float) -> None:
         """A node's stream has broken off at `now` (Unix seconds)."""
@@ -196,6 +211,7 @@ class View:
             if self._warm is not None:
                 # A node that does not say what it has is not sent claims for it.
                 self._warm.forget(code)
+            self._tell_of(node)
 
     def apply(self, code: str, frame: Frame, now: float) -> bool:
         """Take what a node's stream brings. False when it does not follow from what was seen: the node is partial
@@ -263,6 +279,7 @@ class View:
         self.version += 1
         for pool in node.pools.values():
             self._tell_warm(node, pool)
+        self._tell_of(node)
 
     def _part(self, node: NodeView, whole: Whole) -> bool:
         if whole.stream[: len(node.code)] != node.code:
@@ -310,6 +327,7 @@ class View:
         if node.since is None:
             for pool in node.pools.values():
                 self._tell_warm(node, pool)
+            self._tell_of(node)
         self._caught_up(node)
 
     def _count(self, node: NodeView, pool: PoolCounts) -> None:
@@ -317,6 +335,7 @@ class View:
         self.version += 1
         if node.since is None:
             self._tell_warm(node, pool)
+        self._tell_of(node)
 
     def _tell_warm(self, node: NodeView, pool: PoolCounts) -> None:
         if self._warm is not None:

@@ -50,11 +50,16 @@ class Controller:
         self._port = self._config.port
         self._tls_port = self._config.tls_port
         self._domain = spec.domain or self._config.domain
-        self._certificate = (
-            None
-            if self._tls_port is None
-            else secure.Certificate(spec.state, self._domain, self._files.write)
-        )
+        port = self._config.kube_port
+        self._kube_port = port if isinstance(port, int) else None
+        self._certificates: list[secure.Certificate] = []
+        if self._tls_port is not None:
+            self._certificates.append(secure.Certificate(spec.state, self._domain, self._files.write))
+        if self._kube_port is not None:
+            names = secure.control_names(self._config, self._domain)
+            self._certificates.append(
+                secure.Certificate(spec.state, names, self._files.write, resources.CONTROL_CERTIFICATE)
+            )
         self._version = 0
         self._relays: dict[str, resources.Relay] | None = None
         self._informed = asyncio.Event()
@@ -69,7 +74,7 @@ class Controller:
         """
         self._files.prepare()
         kill_leftover(self._files, self._record)
-        for port in {self._port, self._tls_port or 0} - {0}:
+        for port in {self._port, self._tls_port or 0, self._kube_port or 0} - {0}:
             check_port(self._config.host, port)
         self._files.write(resources.BOOTSTRAP, _encode(resources.bootstrap(self._config, self._spec.replica)))
         async with (
@@ -81,11 +86,11 @@ class Controller:
             following = tasks.spawn(nodes.follow(client, self._spec.master_urls, self.apply), "follow-nodes")
             telling: asyncio.Task[None] | None = None
             keeping: asyncio.Task[None] | None = None
-            certifying: asyncio.Task[None] | None = None
+            certifying: list[asyncio.Task[None]] = []
             try:
-                if self._certificate is not None:
-                    await self._certificate.show()
-                    certifying = tasks.spawn(self._certificate.keep(), "keep-certificate")
+                for certificate in self._certificates:
+                    await certificate.show()
+                    certifying.append(tasks.spawn(certificate.keep(), "keep-certificate"))
                 await self._start(admin, leave)
                 keeping = tasks.spawn(self._keep_running(admin, leave), "keep-envoy-running")
                 telling = tasks.spawn(self._tell_ready(admin), "tell-ready")
@@ -93,7 +98,7 @@ class Controller:
                 await tasks.stop(following, keeping, telling)
                 await self._drain(admin)
             finally:
-                await tasks.stop(following, keeping, telling, certifying)
+                await tasks.stop(following, keeping, telling, *certifying)
                 if self._envoy is not None:
                     await self._envoy.stop()
                 self._record.unlink(missing_ok=True)
@@ -119,7 +124,7 @@ class Controller:
 
     def _read(self) -> Iterable[Metric]:
         up = self._envoy is not None and not self._envoy.ended.is_set()
-        ends = 0.0 if self._certificate is None else self._certificate.ends
+        ends = min((certificate.ends for certificate in self._certificates), default=0.0)
         return read(up=up, nodes=len(self._relays or {}), versions=self._version, certificate_ends=ends)
 
     async def _until(self, leave: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
@@ -153,7 +158,11 @@ class Controller:
         self._files.write(resources.CLUSTERS, resources.discovery(str(self._version), clusters))
 
     def _write_listeners(self) -> None:
-        ports = [(False, self._port)] + ([] if self._tls_port is None else [(True, self._tls_port)])
+        ports = {
+            resources.ENTRY: self._port,
+            resources.ENTRY_TLS: self._tls_port,
+            resources.ENTRY_CONTROL: self._kube_port,
+        }
         listeners = [
             resources.entry_listener(
                 host=self._config.host,
@@ -161,9 +170,10 @@ class Controller:
                 domain=self._domain,
                 relay_token=self._token,
                 config=self._config,
-                tls=tls,
+                name=name,
             )
-            for tls, port in ports
+            for name, port in ports.items()
+            if port is not None
         ]
         self._files.write(resources.LISTENERS, resources.discovery("1", listeners))
 
@@ -195,11 +205,17 @@ class Controller:
         except AdminError:
             return False
         entry, tls = ports.get(resources.ENTRY, 0), ports.get(resources.ENTRY_TLS, 0)
-        if not entry or (self._tls_port is not None and not tls):
+        control = ports.get(resources.ENTRY_CONTROL, 0)
+        if (
+            not entry
+            or (self._tls_port is not None and not tls)
+            or (self._kube_port is not None and not control)
+        ):
             return False
         # An Envoy started later must come back to the ports that clients know.
         self._port = entry
         self._tls_port = tls or None
+        self._kube_port = control or None
         return True
 
     async def _tell_ready(self, admin: Admin) -> None:
@@ -211,10 +227,14 @@ class Controller:
         detail = {"envoy_pid": 0 if envoy is None else envoy.pid, "internal_url": self._own_url}
         if self._tls_port is not None:
             detail["tls_url"] = f"https://{host}:{self._tls_port}"
+        if self._kube_port is not None:
+            detail["kube_url"] = f"https://{host}:{self._kube_port}"
         serving.tell_ready(serving.Ready(url=f"http://{host}:{self._port}", detail=detail))
         _log.info("the entry listens on http://%s:%d", host, self._port)
         if self._tls_port is not None:
             _log.info("and with TLS on port %d", self._tls_port)
+        if self._kube_port is not None:
+            _log.info("and for Kubernetes' clients on port %d", self._kube_port)
 
     async def _applied(self, admin: Admin) -> None:
         """Wait until Envoy runs with the clusters written last."""

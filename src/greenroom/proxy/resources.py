@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.resources
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,8 +26,10 @@ BOOTSTRAP, XDS, RUN = "bootstrap.json", "xds", "run"
 CLUSTERS, LISTENERS = f"{XDS}/clusters.json", f"{XDS}/listeners.json"
 ADMIN_SOCKET = f"{RUN}/admin.sock"
 CERTIFICATE = f"{XDS}/certificate.json"
+CONTROL_CERTIFICATE = f"{XDS}/control.json"
+"""Of the listener for Kubernetes' clients, which know the entry by its address."""
 ENTRY, API, CONTROLLER = "entry", "api", "controller"
-ENTRY_TLS = "entry_tls"
+ENTRY_TLS, ENTRY_CONTROL = "entry_tls", "entry_control"
 
 BUFFER = 1 << 20
 """Bytes that Envoy buffers per connection and direction before it stops reading."""
@@ -104,31 +107,43 @@ def discovery(version: str, resources: Iterable[Document]) -> bytes:
 
 
 def entry_listener(
-    *, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig, tls: bool = False
+    *, host: str, port: int, domain: str, relay_token: str, config: ProxyConfig, name: str = ENTRY
 ) -> Document:
-    """The listener for both planes, or with `tls` its twin. Raises SetupError for a domain that is no host name."""
+    """The listener for both planes, or one of its twins with TLS by its `name`: ENTRY_TLS shows the certificate of the
+    domain, ENTRY_CONTROL that of the control plane. Raises SetupError for a domain that is no host name."""
     chain: Document = {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
-    if tls:
-        chain["transport_socket"] = _tls()
+    if name != ENTRY:
+        chain["transport_socket"] = _tls(CERTIFICATE if name == ENTRY_TLS else CONTROL_CERTIFICATE)
     return {
         "@type": f"{_TYPES}.config.listener.v3.Listener",
-        "name": ENTRY_TLS if tls else ENTRY,
+        "name": name,
         "address": {"socket_address": {"address": host, "port_value": port}},
         # With SO_REUSEPORT a second proxy of the same user would share the port instead of being told.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": BUFFER,
+        # A watch may be silent for as long as it likes, so that a client has gone must be found out in another way.
+        "socket_options": [
+            _socket_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            _socket_option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+            _socket_option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+            _socket_option(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ],
         "filter_chains": [chain],
     }
 
 
-def _tls() -> Document:
+def _socket_option(level: int, name: int, value: int) -> Document:
+    return {"level": level, "name": name, "int_value": value}
+
+
+def _tls(certificate_file: str) -> Document:
     """TLS as clients of today speak it. The certificate is a file of its own, which Envoy reads anew when it is
     replaced; connections that are open go on with the old one."""
     secret = {
-        "name": CERTIFICATE,
+        "name": certificate_file,
         "sds_config": {
             "resource_api_version": "V3",
-            "path_config_source": {"path": CERTIFICATE, "watched_directory": {"path": XDS}},
+            "path_config_source": {"path": certificate_file, "watched_directory": {"path": XDS}},
         },
     }
     return {
@@ -144,11 +159,11 @@ def _tls() -> Document:
     }
 
 
-def certificate(chain: bytes, key: bytes) -> Document:
-    """What the TLS listener shows: a certificate (with its chain) and its key, both PEM."""
+def certificate(chain: bytes, key: bytes, name: str = CERTIFICATE) -> Document:
+    """What a TLS listener shows: a certificate (with its chain) and its key, both PEM. `name` is that of its file."""
     return {
         "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret",
-        "name": CERTIFICATE,
+        "name": name,
         "tls_certificate": {
             "certificate_chain": {"inline_string": chain.decode()},
             "private_key": {"inline_string": key.decode()},
@@ -266,31 +281,37 @@ def _routes(relay_token: str) -> list[Document]:
             "match": {"path": "/metrics"},
             "direct_response": {"status": 404, "body": {"inline_string": "no such path"}},
         },
-        {
-            "match": {"prefix": "/"},
-            "route": {
-                "cluster": API,
-                "timeout": "0s",
-                "retry_policy": {
-                    # Nothing of the request was sent in any of these cases.
-                    "retry_on": "connect-failure,refused-stream,reset-before-request",
-                    "num_retries": 2,
-                    "retry_host_predicate": [
-                        {
-                            "name": "previous_hosts",
-                            "typed_config": {
-                                "@type": f"{_TYPES}.extensions.retry.host.previous_hosts.v3."
-                                "PreviousHostsPredicate"
-                            },
-                        }
-                    ],
-                    "host_selection_retry_max_attempts": "3",
-                    "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
-                },
-            },
-            "request_headers_to_add": [_FORWARDED_FOR],
-        },
+        # Kubernetes' clients watch for as long as nothing happens; the api bounds that itself.
+        *(_to_api(prefix, idle_timeout="0s") for prefix in ("/apis/", "/api/")),
+        _to_api("/"),
     ]
+
+
+def _to_api(prefix: str, **more: Any) -> Document:
+    return {
+        "match": {"prefix": prefix},
+        "route": {
+            "cluster": API,
+            "timeout": "0s",
+            **more,
+            "retry_policy": {
+                # Nothing of the request was sent in any of these cases.
+                "retry_on": "connect-failure,refused-stream,reset-before-request",
+                "num_retries": 2,
+                "retry_host_predicate": [
+                    {
+                        "name": "previous_hosts",
+                        "typed_config": {
+                            "@type": f"{_TYPES}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                        },
+                    }
+                ],
+                "host_selection_retry_max_attempts": "3",
+                "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+            },
+        },
+        "request_headers_to_add": [_FORWARDED_FOR],
+    }
 
 
 def api_cluster(urls: Sequence[str], config: ProxyConfig) -> Document:

@@ -8,14 +8,18 @@ it never sees a certificate with another's key. Nothing is started anew and no c
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from greenroom.config import ProxyConfig
 from greenroom.errors import BadRequest, GreenroomError, SetupError
-from greenroom.proxy import certificate_files, certificates, resources
-from greenroom.proxy.certificates import Pair
+from greenroom.proxy import resources
+from greenroom.wire import certificate_files, certificates
+from greenroom.wire.certificates import Names, Pair
 
 _log = logging.getLogger(__name__)
 
@@ -23,21 +27,59 @@ LOOK_EVERY = 2.0
 """Seconds between two looks at the files, which take a fraction of a millisecond."""
 RENEW_EVERY = 3600.0
 """Seconds between two questions whether it is time for a new one, which lasts for a month."""
+CONTROL = "control"
+"""Label of the certificate for Kubernetes' clients; no domain is called so, it has one label."""
+_HOST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
+
+
+def control_names(config: ProxyConfig, domain: str) -> Names:
+    """What the listener for Kubernetes' clients is reached under. Raises SetupError for what is no name."""
+    found = [
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        config.host,
+        domain.lower().partition(":")[0],
+        *config.kube_names,
+    ]
+    hosts: list[str] = []
+    addresses: list[str] = []
+    for name in found:
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            if name and (not _HOST.fullmatch(name) or len(name) > 253):
+                raise SetupError(f"{name[:80]!r} is no host name or address (proxy.kube_names)") from None
+            if name and name not in hosts:
+                hosts.append(name)
+            continue
+        if not address.is_unspecified and str(address) not in addresses:
+            addresses.append(str(address))
+    return Names(CONTROL, tuple(hosts), addresses=tuple(addresses))
 
 
 class Certificate:
-    """One domain's certificate on its way to Envoy. `write` replaces a file of Envoy's directory (`EnvoyFiles`).
+    """One domain's certificate (or that of some names) on its way to Envoy, where `secret` names it. `write` replaces
+    a file of Envoy's directory (`EnvoyFiles`).
 
     Raises SetupError for a domain that can have none.
     """
 
-    def __init__(self, state: Path, domain: str, write: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        state: Path,
+        domain: str | Names,
+        write: Callable[[str, bytes], None],
+        secret: str = resources.CERTIFICATE,
+    ) -> None:
         self._state = state
         # Checked here so that a domain that can have none is told before anything is started.
         try:
-            self._domain = certificates.host_of(domain)
+            self._names = domain if isinstance(domain, Names) else Names.below(certificates.host_of(domain))
         except BadRequest as error:
             raise SetupError(error.message) from error
+        self._domain = self._names.label
+        self._secret = secret
         self._write = write
         self._shown: Pair | None = None
         self.ends = 0.0
@@ -49,7 +91,7 @@ class Certificate:
     async def show(self) -> None:
         """Make what is missing or near its end, and hand it on. Raises SetupError when that cannot be done."""
         # Another process may hold the files' lock.
-        held = await asyncio.to_thread(certificate_files.ensure, self._state, self._domain, time.time())
+        held = await asyncio.to_thread(certificate_files.ensure, self._state, self._names, time.time())
         if held.new_authority:
             _log.warning("made a new certificate authority; clients must trust %s", held.authority_file)
         self._hand_on(held.pair)
@@ -64,7 +106,7 @@ class Certificate:
                 if loop.time() >= renew_at:
                     renew_at = loop.time() + RENEW_EVERY
                     await self.show()
-                elif (pair := certificate_files.current(self._state, self._domain)) is not None:
+                elif (pair := certificate_files.current(self._state, self._names)) is not None:
                     self._hand_on(pair)
             except (GreenroomError, OSError, ValueError) as error:
                 _log.error("the certificate of %s cannot be kept up: %s", self._domain, error)
@@ -73,8 +115,8 @@ class Certificate:
         if pair == self._shown:
             return
         ends = self.ends = certificates.ends_at(pair.certificate)
-        secret = resources.certificate(pair.certificate, pair.key)
-        self._write(resources.CERTIFICATE, resources.discovery(str(int(time.time())), [secret]))
+        secret = resources.certificate(pair.certificate, pair.key, self._secret)
+        self._write(self._secret, resources.discovery(str(int(time.time())), [secret]))
         self._shown = pair
         _log.info(
             "the entry shows the certificate %s of %s until %s",

@@ -14,13 +14,20 @@ import hashlib
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 from greenroom.errors import BadRequest
-from greenroom.store.records import ApiKey, Store
+from greenroom.store.records import ApiKey, Rule, Store
 
 _SECRET = re.compile(r"e2b_[0-9a-f]{40}")
-_OWNER = re.compile(r"[a-z0-9_]{1,64}")
+_OWNER = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""A DNS label: an owner is a namespace of the Kubernetes dialect. Keys made before that may have `_` in theirs."""
 _HINT_DIGITS = 4
+_VERB = re.compile(r"\*|[a-z]{1,32}")
+_RESOURCE = re.compile(r"\*(?:/[a-z]{1,32})?|[a-z]{1,63}(?:\.[a-z0-9.-]{1,190})?(?:/(?:\*|[a-z]{1,32}))?")
+_ALLOWED = re.compile(r"\s*(\S+)\s+(\S+)(?:\s+in\s+(\S+))?\s*")
+MOST_RULES = 64
+"""Rules of one key."""
 
 
 def digest_of(secret: str) -> str:
@@ -33,16 +40,61 @@ def is_secret(text: str) -> bool:
     return _SECRET.fullmatch(text) is not None
 
 
-async def create_api_key(store: Store, name: str, owner: str) -> tuple[ApiKey, str]:
+def rule_of(text: str, owner: str) -> Rule:
+    """The rule that a text names: `VERBS RESOURCES [in NAMESPACES]`, each a list with commas, or `*`.
+
+    Without namespaces it is for the owner's. Raises BadRequest saying what is wrong.
+    """
+    found = _ALLOWED.fullmatch(text)
+    if found is None:
+        raise BadRequest(
+            f"{text[:100]!r} is no rule; write VERBS RESOURCES [in NAMESPACES], as in "
+            "'get,list,watch sandboxes,sandboxwarmpools in team-a,team-b' or '* *'"
+        )
+    verbs, resources, namespaces = ((each or owner).split(",") for each in found.groups())
+    for each in verbs:
+        if _VERB.fullmatch(each) is None:
+            raise BadRequest(
+                f"{each[:40]!r} is no verb; verbs are get, list, watch, create, update, patch, delete, *"
+            )
+    for each in resources:
+        if _RESOURCE.fullmatch(each) is None:
+            raise BadRequest(
+                f"{each[:80]!r} is no resource; resources are sandboxes, sandboxes/pause, sandboxclaims, *"
+            )
+    for each in namespaces:
+        if each not in ("*", owner):
+            check_owner(each, "a namespace")
+    return Rule(namespaces=namespaces, resources=resources, verbs=verbs)
+
+
+def text_of(rule: Rule) -> str:
+    """The text that names a rule."""
+    return f"{','.join(rule.verbs)} {','.join(rule.resources)} in {','.join(rule.namespaces)}"
+
+
+def check_owner(owner: str, what: str = "the owner of an API key") -> None:
+    """Raise BadRequest for what can be no namespace."""
+    if _OWNER.fullmatch(owner) is None:
+        raise BadRequest(
+            f"{what} is a namespace: 1 to 63 of the characters a-z, 0-9 and -, with no - at its ends; "
+            f"{owner[:80]!r} is none"
+        )
+
+
+async def create_api_key(
+    store: Store, name: str, owner: str, rules: Sequence[Rule] = ()
+) -> tuple[ApiKey, str]:
     """Make a key for `owner`; returns its record and its secret, which nothing can show again.
 
-    `name` is for people (1 to 100 printable characters); `owner` is `[a-z0-9_]{1,64}`, as it becomes part of
-    claim keys. Raises BadRequest when one of them is not.
+    `name` is for people (1 to 100 printable characters); `owner` is a DNS label, the namespace of what the key makes.
+    Without rules it may do everything there, and nothing elsewhere. Raises BadRequest when one of them is wrong.
     """
     if not 1 <= len(name) <= 100 or not name.isprintable():
         raise BadRequest("the name of an API key has 1 to 100 printable characters")
-    if _OWNER.fullmatch(owner) is None:
-        raise BadRequest("the owner of an API key has 1 to 64 of the characters a-z, 0-9 and _")
+    check_owner(owner)
+    if len(rules) > MOST_RULES:
+        raise BadRequest(f"an API key has at most {MOST_RULES} rules")
     secret = "e2b_" + secrets.token_hex(20)
     key = ApiKey(
         key_id=secrets.token_hex(6),
@@ -50,6 +102,7 @@ async def create_api_key(store: Store, name: str, owner: str) -> tuple[ApiKey, s
         owner=owner,
         created_at=time.time(),
         hint=secret[-_HINT_DIGITS:],
+        rules=list(rules),
     )
     await store.add_api_key(key, digest_of(secret))
     return key, secret

@@ -32,6 +32,22 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: float
 
 
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key may do: these verbs on these resources in these namespaces. `*` stands for all of them.
+
+    A resource is a plural (`sandboxes`), with its group if one likes (`sandboxes.agents.x-k8s.io`); a subresource
+    follows a slash (`sandboxes/pause`) and is not part of its resource, `sandboxes/*` are all of them.
+    """
+
+    namespaces: list[str]
+    resources: list[str]
+    verbs: list[str]
+
+
+EVERYTHING = Rule(namespaces=["*"], resources=["*"], verbs=["*"])
+"""What the operator's own key may."""
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret. `hint` is the secret's last four digits; times are Unix seconds."""
 
@@ -41,6 +57,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     hint: str
     revoked_at: float | None = None
+    rules: list[Rule] = []
+    """Without any it may do everything in its owner's namespace, and nothing elsewhere."""
+
+    @property
+    def admin(self) -> bool:
+        """Whether it may do everything everywhere."""
+        return EVERYTHING in self.rules
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +120,9 @@ class Store(Protocol):
 
     async def revoke_api_key(self, key_id: str, at: float) -> bool:
         """Mark a key as revoked at `at` (Unix seconds); False when there is none or it already was."""
+
+    async def set_api_key_rules(self, key_id: str, rules: list[Rule]) -> bool:
+        """Let a key have these rules from now on; False when there is none of this id."""
 
     async def objects(self, resource: str) -> tuple[int, list[StoredObject]]:
         """All objects of a resource by namespace and name, and the version of the last change of any object."""

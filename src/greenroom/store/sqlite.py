@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from greenroom.errors import KeyConflict, SetupError, StaleObject, TemporaryError, UnknownTemplate
-from greenroom.store.records import ApiKey, NodeRecord, StoredObject
+from greenroom.store.records import ApiKey, NodeRecord, Rule, StoredObject
 from greenroom.wire.messages import PoolSpec, Template
 
 T = TypeVar("T")
@@ -208,14 +208,27 @@ class SqliteStore:
     async def revoke_api_key(self, key_id: str, at: float) -> bool:
         """Mark a key as revoked; False when there is none of this id or it already was."""
 
+        def revoked(key: ApiKey) -> ApiKey | None:
+            return None if key.revoked_at is not None else msgspec.structs.replace(key, revoked_at=at)
+
+        return await self._change_api_key(key_id, revoked)
+
+    async def set_api_key_rules(self, key_id: str, rules: list[Rule]) -> bool:
+        """Let a key have these rules; False when there is none of this id."""
+        return await self._change_api_key(key_id, lambda key: msgspec.structs.replace(key, rules=rules))
+
+    async def _change_api_key(self, key_id: str, change: Callable[[ApiKey], ApiKey | None]) -> bool:
+        """Keep what `change` makes of a key, unless it makes nothing of it; False when nothing was kept."""
+
         def work(db: sqlite3.Connection) -> bool:
             with _transaction(db):
                 row = db.execute("SELECT record FROM api_keys WHERE key_id = ?", (key_id,)).fetchone()
-                key = None if row is None else msgspec.json.decode(row[0], type=ApiKey)
-                if key is None or key.revoked_at is not None:
+                changed = None if row is None else change(msgspec.json.decode(row[0], type=ApiKey))
+                if changed is None:
                     return False
-                revoked = msgspec.json.encode(msgspec.structs.replace(key, revoked_at=at))
-                db.execute("UPDATE api_keys SET record = ? WHERE key_id = ?", (revoked, key_id))
+                db.execute(
+                    "UPDATE api_keys SET record = ? WHERE key_id = ?", (msgspec.json.encode(changed), key_id)
+                )
             return True
 
         return await self._run(work)

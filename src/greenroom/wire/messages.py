@@ -396,6 +396,41 @@ class Registered(msgspec.Struct, frozen=True):
     pools: list[PoolSpec]
 
 
+class PoolName(msgspec.Struct, frozen=True):
+    """What tells one pool from another: a template's name and a size's."""
+
+    template: str
+    size: str
+
+
+class DrivenPool(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a declared SandboxWarmPool: what it means for the nodes' pools."""
+
+    namespace: str
+    name: str
+    key: PoolName | None
+    """The pool that it fills; None where its template says none, and `problem` why."""
+    size: Size | None = None
+    """Of `key`."""
+    old_keys: list[PoolName] = []
+    """What it filled before its template changed, and has members of still. A claim by the pool tries these first, in
+    this order, and `key` last."""
+    desired: int = 0
+    """Members wanted in all: its replicas, or what autoscaling makes of them."""
+    unplaced: int = 0
+    """So many of them fit on no node."""
+    problem: str = ""
+    """What is wrong with it, in plain words that say what to do; empty when nothing is."""
+    observed_generation: int = 0
+
+
+class DrivenPools(msgspec.Struct, frozen=True):
+    """All declared SandboxWarmPools by namespace and name, at `revision`, which grows with each change."""
+
+    revision: int
+    pools: list[DrivenPool]
+
+
 class SandboxList(msgspec.Struct, frozen=True):
     """A node's (or, from a master, every node's) sandboxes; `missing` names nodes that could not be read."""
 

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from greenroom.config import RoleSpec
 from greenroom.errors import (
@@ -253,7 +255,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Starlette, drain: float) -> _Server:
+def _server(app: ASGIApp, drain: float, tls: ssl.SSLContext | None = None) -> _Server:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -266,19 +268,24 @@ def _server(app: Starlette, drain: float) -> _Server:
         timeout_keep_alive=75,
         backlog=1024,
     )
+    config.load()
+    # Ours, not one of uvicorn's making: its certificate can be replaced while it is in use.
+    config.ssl = tls
     server = _Server(config)
     server.started_event = asyncio.Event()
     return server
 
 
 @contextlib.asynccontextmanager
-async def serving_beside(app: Starlette, sock: socket.socket) -> AsyncIterator[str]:
+async def serving_beside(
+    app: ASGIApp, sock: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """Serve `app` on `sock` for the length of a block, beside something that deals with signals; gives its URL."""
-    server = _server(app, 1.0)
+    server = _server(app, 1.0, tls)
     loop = asyncio.get_running_loop()
     running = loop.create_task(server.serve(sockets=[sock]), name="http-server")
     try:
-        yield url_of(sock)
+        yield url_of(sock) if tls is None else url_of(sock).replace("http:", "https:", 1)
     finally:
         server.should_exit = True
         await running

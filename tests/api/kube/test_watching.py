@@ -130,13 +130,13 @@ def test_events_are_encoded_once_for_all() -> None:
     change = Change(1, None, obj("a", 1))
     calls: list[str] = []
 
-    def encode(kind: str, _obj: Any) -> bytes:
+    def encode(kind: str, _change: Change) -> bytes:
         calls.append(kind)
         return b"x"
 
     for _ in range(3):
-        assert change.encoded("json", "ADDED", {}, encode) == b"x"
-    change.encoded("table", "ADDED", {}, encode)
+        assert change.encoded("json", "ADDED", encode) == b"x"
+    change.encoded("table", "ADDED", encode)
     assert len(calls) == 2
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from greenroom.api.e2b.errors import MethodMismatch, NotSupported, render
+from greenroom.api.e2b.keys import OPERATION
 from greenroom.errors import NotFound
 from greenroom.wire import logs
 from greenroom.wire.credentials import Verifier
@@ -29,7 +30,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Resource:
     """The ASGI endpoint of one path: a handler per method."""
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
+    def __init__(self, handlers: dict[str, Handler], path: str = "") -> None:
+        self._path = path
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
@@ -37,6 +39,7 @@ class Resource:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        scope[OPERATION] = self._path
         request = Request(scope, receive, send)
         handler = self._handlers.get(request.method)
         if handler is not None:
@@ -106,7 +109,7 @@ def application(
         table["/metrics"] = {"GET": measured}
     table |= paths
     app = Application(
-        routes=[Route(path, Resource(methods)) for path, methods in table.items()],
+        routes=[Route(path, Resource(methods, path)) for path, methods in table.items()],
         lifespan=lifespan,
         exception_handlers=error_handlers(render),
     )

@@ -6,6 +6,7 @@ Groups and fields are those of kubernetes-sigs/agent-sandbox (v1beta1), so that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,8 @@ class Column(msgspec.Struct, frozen=True):
     path: str
     description: str
     priority: int = 0
+    cell: Callable[[Any], Any] | None = None
+    """What makes the cell of the value at the path, where that is not a cell itself."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -259,7 +262,30 @@ EVENT = Kind(
     ),
 )
 
-CORE: Final[tuple[Kind, ...]] = (NAMESPACE, EVENT)
+
+def _used_of_hard(status: Any) -> str:
+    """`count/sandboxes.agents.x-k8s.io: 3/10, requests.cpu: 3/8`, as Kubernetes' own quotas show it."""
+    used = field(status, ("used",)) or {}
+    hard = field(status, ("hard",)) or {}
+    return ", ".join(f"{name}: {used.get(name, '0')}/{hard[name]}" for name in sorted(hard))
+
+
+QUOTA = Kind(
+    group="",
+    version="v1",
+    name="ResourceQuota",
+    plural="resourcequotas",
+    singular="resourcequota",
+    short_names=("quota",),
+    schema=core.QUOTA,
+    columns=(
+        Column("Request", "string", ".status", "What there is of what may be there.", cell=_used_of_hard),
+        _AGE,
+    ),
+    has_status=True,
+)
+
+CORE: Final[tuple[Kind, ...]] = (NAMESPACE, EVENT, QUOTA)
 """Kinds of core/v1 that clients ask for beside those that they want."""
 
 

@@ -38,6 +38,8 @@ class Deleting(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     uid: str = ""
     version: str = ""
+    orphan: bool = False
+    """What belongs to the object stays."""
 
 
 class Answering(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,7 @@ def deleting(query: Mapping[str, str], body: Object) -> Deleting:
         dry_run=any(dry),
         uid=_of(conditions, "uid", str) or "",
         version=_of(conditions, "resourceVersion", str) or "",
+        orphan=policy == "Orphan",
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from greenroom.api.kube.objects import Key, Object, key_of
+from greenroom.api.kube.objects import Key, Object
+from greenroom.api.kube.rows import Item, key_of_item
 from greenroom.api.kube.status import StatusError, bad_request, expired
 
 TOKEN_LIMIT = 2048
@@ -76,19 +77,21 @@ def too_old(token: Token) -> StatusError:
 class Page(msgspec.Struct, frozen=True):
     """Some of a list's objects, and the metadata of the list that they make."""
 
-    objects: Sequence[Object]
+    objects: Sequence[Item]
     metadata: Object
+    missing: Sequence[str] = ()
+    """Names of nodes of which not all, or not the latest, is in the list."""
 
 
 def cut(
-    objects: Sequence[Object], version: int, limit: int, after: Key | None = None, *, counted: bool = True
+    objects: Sequence[Item], version: int, limit: int, after: Key | None = None, *, counted: bool = True
 ) -> Page:
     """The page of `objects` (sorted by key) behind `after`. `counted` tells how many remain."""
-    first = 0 if after is None else bisect_right(objects, after, key=key_of)
+    first = 0 if after is None else bisect_right(objects, after, key=key_of_item)
     end = len(objects) if limit == 0 else min(first + limit, len(objects))
     metadata: Object = {"resourceVersion": str(version)}
     if end < len(objects):
-        metadata["continue"] = encoded(Token(version, key_of(objects[end - 1])))
+        metadata["continue"] = encoded(Token(version, key_of_item(objects[end - 1])))
         if counted:
             metadata["remainingItemCount"] = len(objects) - end
     return Page(objects[first:end], metadata)

@@ -8,18 +8,18 @@ gone, or when it did not keep up. Source: "Kubernetes API Concepts" in Kubernete
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from greenroom.api.kube import paging, tables
+from greenroom.api.kube import listings, paging, tables
 from greenroom.api.kube.kinds import Kind
 from greenroom.api.kube.objects import Object, metadata_of
 from greenroom.api.kube.options import Answering
+from greenroom.api.kube.pulses import pulse_of
+from greenroom.api.kube.rows import Item, Row, key_of_item, object_of
 from greenroom.api.kube.selectors import Selection
 from greenroom.api.kube.status import StatusError, bad_request, version_too_large
 from greenroom.api.kube.storage import Listing, Storage
@@ -75,28 +75,32 @@ async def listed(
             raise bad_request("resourceVersionMatch: Forbidden: it needs a resourceVersion")
         await reached(storage.cache, asked or 0, wait)
         listing = await storage.list(selection.namespace)
-    narrowed = bool(selection.labels.requirements or selection.fields.requirements)
+    narrowed = not selection.namespaced_only
     objects = listing.objects
     if narrowed:
-        objects = [obj for obj in objects if selection.matches(obj)]
-    return paging.cut(objects, listing.version, limit, after, counted=not narrowed)
+        objects = [item for item in objects if selection.admits(item)]
+    page = paging.cut(objects, listing.version, limit, after, counted=not narrowed)
+    return msgspec.structs.replace(page, missing=listing.missing) if listing.missing else page
 
 
 async def _at(storage: Storage, namespace: str, version: int | None) -> Listing:
     current = await storage.list(namespace)
     if version is None or version == current.version:
         return current
-    if version > storage.cache.version:
+    if version > storage.cache.version and not storage.cache.foreign(version):
         raise version_too_large(version, storage.cache.version)
     objects = storage.cache.at(version, current.objects)
     if namespace:
-        objects = [obj for obj in objects if metadata_of(obj).get("namespace") == namespace]
-    return Listing(version, objects)
+        objects = [item for item in objects if key_of_item(item)[0] == namespace]
+    return Listing(version, objects, current.missing)
 
 
 async def reached(cache: Cache, version: int, wait: float) -> None:
-    """Wait until the cache is at `version`, for `wait` seconds. Raises 504."""
-    if cache.version >= version:
+    """Wait until the cache is at `version`, for `wait` seconds. Raises 504.
+
+    A version of another process says nothing here: a list takes in what has arrived, and that has to do.
+    """
+    if cache.version >= version or cache.foreign(version):
         return
     news = asyncio.Event()
     watcher = cache.watch(cache.version, None, news.set)
@@ -114,23 +118,16 @@ async def reached(cache: Cache, version: int, wait: float) -> None:
 
 def list_body(kind: Kind, page: paging.Page, answer: Answering, now: Now = now_utc) -> bytes:
     """A list in the form that was asked for, encoded."""
-    if answer.form == "table":
-        made: Any = tables.table(page.objects, kind, now(), include=answer.include, metadata=page.metadata)
-    elif answer.form == "partial":
-        made = {
-            "kind": "PartialObjectMetadataList",
-            "apiVersion": "meta.k8s.io/v1",
-            "metadata": page.metadata,
-            "items": [tables.partial(obj) for obj in page.objects],
-        }
-    else:
-        made = {
-            "kind": kind.list_name,
-            "apiVersion": kind.api_version,
-            "metadata": page.metadata,
-            "items": page.objects,
-        }
-    return msgspec.json.encode(made)
+    return b"".join(listings.chunks(kind, page, answer, now()))
+
+
+async def list_chunks(
+    kind: Kind, page: paging.Page, answer: Answering, now: Now = now_utc
+) -> AsyncIterator[bytes]:
+    """The same in pieces, between which others have their turn."""
+    for chunk in listings.chunks(kind, page, answer, now()):
+        yield chunk
+        await asyncio.sleep(0)
 
 
 def object_body(kind: Kind, obj: Object, answer: Answering, now: Now = now_utc) -> bytes:
@@ -143,6 +140,10 @@ def _formed(kind: Kind, obj: Object, answer: Answering, now: Now, *, headed: boo
         metadata = {"resourceVersion": metadata_of(obj).get("resourceVersion", "")}
         return tables.table([obj], kind, now(), include=answer.include, metadata=metadata, headed=headed)
     return tables.partial(obj) if answer.form == "partial" else obj
+
+
+def _row_event(kind: Type, row: Row) -> bytes:
+    return b"".join((b'{"type":"', kind.encode(), b'","object":', *row.json(), b"}\n"))
 
 
 class Watch:
@@ -170,14 +171,20 @@ class Watch:
         self._every = bookmark_every
         self._now = now
         self._news = asyncio.Event()
+        self._pulse = pulse_of(self._cache)
         self._headed = True
         self._form = (answer.form, answer.include)
-        begin = self._cache.version if plan.since is None else plan.since
+        # Those who select the same are sent the same.
+        self._same = (*self._form, selection.namespace, str(selection.labels), str(selection.fields))
+        begin = self._cache.version if plan.since is None or initial is not None else plan.since
         since = begin if initial is None else initial.version
-        if since > self._cache.version:
+        if since > self._cache.version and not self._cache.foreign(since):
             raise version_too_large(since, self._cache.version)
         self._seen = since
-        self._watcher: Watcher = self._cache.watch(since, selection, self._news.set)
+        self._watcher: Watcher = self._cache.watch(since, selection, self._wake)
+
+    def _wake(self) -> None:
+        self._pulse.wake(self._news)
 
     def close(self) -> None:
         """Stop following."""
@@ -189,55 +196,72 @@ class Watch:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._seconds
         mark = loop.time() + self._every
+        alarm = loop.call_at(min(end, mark), self._news.set)
         try:
             for piece in self._beginning():
                 yield piece
             while not self._watcher.cut and loop.time() < end:
                 self._news.clear()
                 if changes := self._watcher.take(BATCH):
-                    yield b"".join(self._line(change) for change in changes)
+                    yield self._lines(changes)
                     continue
                 if loop.time() >= mark:
                     mark = loop.time() + self._every
                     if self._plan.bookmarks:
                         yield self._bookmark()
                         continue
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(min(end, mark)):
-                        await self._news.wait()
+                if alarm.when() <= loop.time():
+                    alarm = loop.call_at(min(end, mark), self._news.set)
+                await self._news.wait()
             # A last bookmark, so that the next watch has little to catch up with.
             if self._plan.bookmarks and not self._watcher.cut:
                 yield self._bookmark()
         finally:
+            alarm.cancel()
             self.close()
 
-    def _beginning(self) -> list[bytes]:
-        pieces: list[bytes] = []
+    def _beginning(self) -> Iterator[bytes]:
         if self._initial is not None:
-            matching = [obj for obj in self._initial.objects if self._selection.matches(obj)]
-            batches = [matching[first : first + BATCH] for first in range(0, len(matching), BATCH)]
-            pieces += [b"".join(self._event("ADDED", obj) for obj in batch) for batch in batches]
+            items, self._initial = self._initial.objects, None
+            everything = self._selection.namespaced_only
+            for first in range(0, len(items), BATCH):
+                batch = items[first : first + BATCH]
+                yield b"".join(
+                    self._added(item) for item in batch if everything or self._selection.admits(item)
+                )
             if self._plan.marked:
-                pieces.append(self._bookmark(initial_end=True))
-        return pieces
+                yield self._bookmark(initial_end=True)
+
+    def _added(self, item: Item) -> bytes:
+        if isinstance(item, Row) and self._answer.form == "object":
+            return _row_event("ADDED", item)
+        headed, self._headed = self._headed, False
+        return self._event("ADDED", object_of(item), headed=headed)
+
+    def _lines(self, changes: list[Change]) -> bytes:
+        key = (self._same, changes[0].version, changes[-1].version, len(changes))
+        self._seen = changes[-1].version
+        if self._headed and self._answer.form == "table":
+            return b"".join(self._line(change) for change in changes)
+        if (chunk := self._pulse.chunk(key)) is None:
+            chunk = self._pulse.keep(key, b"".join(self._line(change) for change in changes))
+        return chunk
 
     def _line(self, change: Change) -> bytes:
-        self._seen = change.version
-        seen = change.seen(self._selection)
-        if seen is None:
+        kind = change.type_for(self._selection)
+        if kind is None:
             return b""
-        kind, obj = seen
         if self._headed and self._answer.form == "table":
-            return self._event(kind, obj)
-        # What a selection makes DELETED of is another object than the one that goes.
-        form = (*self._form, change.after is None)
-        return change.encoded(form, kind, obj, partial(self._encode, headed=False))
+            self._headed = False
+            return self._event(kind, change.shown(kind), headed=True)
+        return change.encoded(self._form, kind, self._encode)
 
-    def _event(self, kind: Type, obj: Object) -> bytes:
-        headed, self._headed = self._headed, False
-        return self._encode(kind, obj, headed=headed)
+    def _encode(self, kind: Type, change: Change) -> bytes:
+        if self._answer.form == "object" and kind != "DELETED" and change.row is not None:
+            return _row_event(kind, change.row)
+        return self._event(kind, change.shown(kind), headed=False)
 
-    def _encode(self, kind: Type, obj: Object, *, headed: bool) -> bytes:
+    def _event(self, kind: Type, obj: Object, *, headed: bool) -> bytes:
         shown = _formed(self._kind, obj, self._answer, self._now, headed=headed)
         return msgspec.json.encode({"type": kind, "object": shown}) + b"\n"
 
@@ -267,6 +291,8 @@ async def watch(
 ) -> Watch:
     """Begin a watch. Raises 410 when it begins too far back, 504 when the version is not reached."""
     if plan.since is not None:
+        if not plan.initial and storage.cache.foreign(plan.since):
+            storage.cache.since(plan.since)
         await reached(storage.cache, plan.since, wait)
     initial = await storage.list(selection.namespace) if plan.initial else None
     return Watch(storage, selection, answer, plan, initial, seconds=seconds, bookmark_every=bookmark_every)

@@ -6,8 +6,10 @@ the answer in the form that the client wants. All rules are in those. Sources: "
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,6 +24,7 @@ from greenroom.api.kube.kinds import Action
 from greenroom.api.kube.negotiation import JSON, PATCHES
 from greenroom.api.kube.objects import Key, Object, metadata_of
 from greenroom.api.kube.resources import Admit, Attempt, Handler, Resource
+from greenroom.api.kube.rows import Item, key_of_item, object_of
 from greenroom.api.kube.site import Site
 from greenroom.api.kube.status import (
     no_such_path,
@@ -38,6 +41,13 @@ from greenroom.errors import GreenroomError
 from greenroom.errors import NotFound as NoSuchPath
 from greenroom.wire.requests import Application
 from greenroom.wire.serving import Lifespan, error_handlers, read_body
+
+STREAMED: Final = 500
+"""A list of more objects is sent in pieces."""
+AT_ONCE: Final = 32
+"""Objects of a collection that are deleted at the same time."""
+HEADER: Final = 1000
+"""Characters of a header's value."""
 
 
 class Objects:
@@ -118,7 +128,15 @@ class Objects:
             return Streamed(watch, self._watches)
         await self._may(request, "list")
         page = await reading.listed(self._storage, selection, query)
-        return Response(reading.list_body(self.kind, page, answer), media_type=JSON)
+        response: Response
+        if len(page.objects) > STREAMED:
+            response = StreamingResponse(reading.list_chunks(self.kind, page, answer), media_type=JSON)
+        else:
+            response = Response(reading.list_body(self.kind, page, answer), media_type=JSON)
+        if page.missing:
+            response.headers.append("Warning", warning_header(_incomplete(page.missing)))
+            response.headers["X-Greenroom-Partial"] = ", ".join(page.missing)[:HEADER]
+        return response
 
     async def get(self, request: Request, part: str = "") -> Response:
         """Read one object."""
@@ -167,14 +185,31 @@ class Objects:
         selection = options.selection(query, self._key(request)[0], self.kind)
         await self._may(request, "deletecollection")
         page = await reading.listed(self._storage, selection, query)
-        left: list[Object] = []
-        for obj in page.objects:
-            try:
-                left.append((await self._writer.delete(_key_of(obj), asked))[0])
-            except GreenroomError as error:
-                # Somebody else has deleted it meanwhile.
-                if getattr(error, "reason", "") != "NotFound":
-                    raise
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def going(item: Item) -> Object | None:
+            async with turns:
+                try:
+                    return (await self._writer.delete_known(object_of(item), asked))[0]
+                except GreenroomError as error:
+                    if getattr(error, "reason", "") == "NotFound":
+                        return None  # somebody else has deleted it meanwhile
+                    if getattr(error, "reason", "") != "Conflict":
+                        raise
+                # It has changed meanwhile; what it is now is to go as well.
+                try:
+                    return (await self._writer.delete(key_of_item(item), asked))[0]
+                except GreenroomError as error:
+                    if getattr(error, "reason", "") != "NotFound":
+                        raise
+                    return None
+
+        # All are tried, and the first that failed is told of.
+        ends = await asyncio.gather(*map(going, page.objects), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        left = [end for end in ends if isinstance(end, dict)]
         answer = options.answering({}, JSON)
         made = paging.Page(left, page.metadata)
         return Response(reading.list_body(self.kind, made, answer), media_type=JSON)
@@ -269,9 +304,8 @@ class Objects:
         return response
 
 
-def _key_of(obj: Object) -> Key:
-    metadata = metadata_of(obj)
-    return (metadata.get("namespace", ""), metadata.get("name", ""))
+def _incomplete(nodes: Sequence[str]) -> str:
+    return f"not all that is on these nodes, or not its latest state, is listed: {', '.join(nodes)}"
 
 
 class Streamed(StreamingResponse):
@@ -298,16 +332,18 @@ def application(
     lifespan: Lifespan | None = None,
     *,
     ready: Callable[[], bool] = lambda: True,
+    more: Sequence[Route] = (),
 ) -> Starlette:
     """The ASGI application over some storages.
 
-    `admit` is asked before anything but the health checks is answered; `ready` is what `/readyz` tells. Watches end
-    when the callables in `app.state.on_leave` are called.
+    `admit` is asked before anything but the health checks is answered; `ready` is what `/readyz` tells; `more` are
+    paths beside those of the storages. Watches end when the callables in `app.state.on_leave` are called.
     """
     watches: set[reading.Watch] = set()
     routes: list[Route] = []
     for storage in storages:
         routes += Objects(storage, admit, watches).routes()
+    routes += more
     routes += Site([storage.kind for storage in storages], admit, ready).routes()
 
     def answered(error: GreenroomError) -> Response:

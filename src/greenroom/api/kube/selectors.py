@@ -15,6 +15,7 @@ import msgspec
 from greenroom.api.kube.kinds import field
 from greenroom.api.kube.objectmeta import qualified_problem, value_problem
 from greenroom.api.kube.objects import Object, metadata_of
+from greenroom.api.kube.rows import Item, Row
 from greenroom.api.kube.status import StatusError, bad_request
 
 LENGTH_LIMIT = 8 << 10
@@ -284,7 +285,25 @@ class Selection(msgspec.Struct, frozen=True):
             return False
         return self.labels.matches(metadata.get("labels") or {}) and self.fields.matches(obj)
 
+    def admits(self, item: Item) -> bool:
+        """The same for what a storage lists: of a row no more is made than is asked for."""
+        if not isinstance(item, Row):
+            return self.matches(item)
+        if self.namespace and item.key[0] != self.namespace:
+            return False
+        if self.labels.requirements and not self.labels.matches(item.labels()):
+            return False
+        own = self.fields.exactly("metadata.name")
+        if own is not None and own != item.key[1]:
+            return False
+        return not self.fields.requirements or self.fields.matches(item.object())
+
     @property
     def everything(self) -> bool:
         """Whether nothing is left out."""
         return not (self.namespace or self.labels.requirements or self.fields.requirements)
+
+    @property
+    def namespaced_only(self) -> bool:
+        """Whether nothing is left out but other namespaces."""
+        return not (self.labels.requirements or self.fields.requirements)

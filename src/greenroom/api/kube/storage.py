@@ -9,21 +9,24 @@ out is shared and not changed by anybody; what it is given is its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from greenroom.api.kube.kinds import Action, Kind
 from greenroom.api.kube.objects import Key, Object
+from greenroom.api.kube.rows import Item
 from greenroom.api.kube.status import Cause
 from greenroom.api.kube.watching import Cache
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Objects sorted by namespace and name, as they all were at `version`."""
+    """Objects, or rows, sorted by namespace and name, as they all were at `version`. `missing` says of what not all, or
+    not the latest, is in it: names of nodes that cannot be read."""
 
     version: int
-    objects: Sequence[Object]
+    objects: Sequence[Item]
+    missing: Sequence[str] = ()
 
 
 class Storage(Protocol):
@@ -64,3 +67,19 @@ class Storage(Protocol):
 
     async def act(self, action: Action, old: Object, body: Object, *, dry_run: bool) -> Object:
         """Do what a subresource stands for; answers what `action.gives`, or the object. Raises what it failed by."""
+
+
+@runtime_checkable
+class Orphaning(Protocol):
+    """A storage whose objects have others that belong to them, and stay where that is wished for."""
+
+    async def orphan(self, old: Object, *, dry_run: bool) -> None:
+        """Let an object go without what belongs to it. Raises as `remove` does."""
+
+
+@runtime_checkable
+class Cautioning(Protocol):
+    """A storage that accepts what has no effect, and says so."""
+
+    def warnings(self, new: Object) -> Sequence[str]:
+        """What of a new object has no effect, in sentences for people."""

@@ -126,15 +126,17 @@ def _instant(stamp: str) -> float | None:
     return None if instant is None else instant.timestamp()
 
 
-def _cells(kind: Kind, now: datetime) -> Callable[[Object], list[Any]]:
+def cells(kind: Kind, now: datetime) -> Callable[[Object], list[Any]]:
     """What makes the cells of an object: the name, then a value for each column."""
     present = now.timestamp()
-    columns = [(_finder(column.path), column.type) for column in kind.columns]
+    columns = [(_finder(column.path), column.type, column.cell) for column in kind.columns]
 
-    def cells(obj: Object) -> list[Any]:
+    def of(obj: Object) -> list[Any]:
         made: list[Any] = [metadata_of(obj).get("name", "")]
-        for find, kind_of in columns:
+        for find, kind_of, make in columns:
             value = find(obj)
+            if make is not None:
+                value = make(value)
             if kind_of == "date":
                 instant = _instant(value) if isinstance(value, str) else None
                 value = UNKNOWN if instant is None else human_duration(present - instant)
@@ -143,7 +145,7 @@ def _cells(kind: Kind, now: datetime) -> Callable[[Object], list[Any]]:
             made.append(value)
         return made
 
-    return cells
+    return of
 
 
 def definitions(kind: Kind) -> list[Object]:
@@ -189,8 +191,8 @@ def table(
     headed: bool = True,
 ) -> Object:
     """The table of some objects. `headed` is for all but the further events of a watch."""
-    cells = _cells(kind, now)
-    rows: list[Object] = [{"cells": cells(obj)} for obj in objects]
+    make = cells(kind, now)
+    rows: list[Object] = [{"cells": make(obj)} for obj in objects]
     if include != "None":
         for row, obj in zip(rows, objects, strict=True):
             row["object"] = obj if include == "Object" else partial(obj)

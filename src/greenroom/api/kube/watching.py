@@ -5,6 +5,9 @@ version in it, and a list can be had as it was then. A watcher that selects gets
 an object that enters is ADDED, one that leaves is DELETED. What is sent is encoded once per form and shared by all who
 want it. A watcher that does not keep up is cut off, and comes back with the version that it has seen; nothing waits
 for it. Pure: whoever writes calls `record`, whoever serves takes from its `Watcher` when it was woken.
+
+A change may be of rows (`rows`): their objects are made only for a selector, or a form, that needs them. A cache with a
+clock (`versions`) knows versions of other processes and lets nobody go on from them.
 Source: "Efficient detection of changes" in "Kubernetes API Concepts".
 """
 
@@ -16,9 +19,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from greenroom.api.kube.objects import Key, Object, key_of, version_of
+from greenroom.api.kube.objects import Key, Object, version_of
+from greenroom.api.kube.rows import Item, Row, key_of_item, object_of
 from greenroom.api.kube.selectors import Selection
 from greenroom.api.kube.status import StatusError, bad_request, expired
+from greenroom.api.kube.versions import LONGEST, Clock
 
 Type = Literal["ADDED", "MODIFIED", "DELETED"]
 RING = 8192
@@ -28,48 +33,100 @@ QUEUE = 4096
 WATCHERS = 4096
 """Watchers of one cache."""
 INITIAL_END: Final = "k8s.io/initial-events-end"
-Encode = Callable[[Type, Object], bytes]
+Encode = Callable[[Type, "Change"], bytes]
 Wake = Callable[[], None]
 
 
 class Change:
     """One change of one object: `after` is None when it is gone, `before` when it is new."""
 
-    __slots__ = ("_encoded", "_gone", "after", "before", "key", "version")
+    __slots__ = ("_after", "_before", "_encoded", "_gone", "_objects", "key", "version")
 
-    def __init__(self, version: int, before: Object | None, after: Object | None) -> None:
+    def __init__(self, version: int, before: Item | None, after: Item | None) -> None:
         present = after if after is not None else before
         if present is None:
             raise ValueError("a change is about an object")
         self.version = version
-        self.key: Key = key_of(present)
-        self.before = before
-        self.after = after
-        self._encoded: dict[Hashable, bytes] = {}
+        self.key: Key = key_of_item(present)
+        self._before = before
+        self._after = after
+        self._objects: tuple[Object | None, Object | None] | None = None
+        self._encoded: dict[Hashable, bytes] | None = None
         self._gone: Object | None = None
+
+    @property
+    def before(self) -> Object | None:
+        """The object as it was."""
+        return self._made()[0]
+
+    @property
+    def after(self) -> Object | None:
+        """The object as it is."""
+        return self._made()[1]
+
+    @property
+    def was(self) -> Item | None:
+        """What was listed before."""
+        return self._before
+
+    @property
+    def row(self) -> Row | None:
+        """What is listed now, where that is a row."""
+        return self._after if isinstance(self._after, Row) else None
+
+    def _made(self) -> tuple[Object | None, Object | None]:
+        if self._objects is None:
+            before, after = self._before, self._after
+            self._objects = (
+                None if before is None else object_of(before),
+                None if after is None else object_of(after),
+            )
+        return self._objects
+
+    def type_for(self, selection: Selection | None) -> Type | None:
+        """The type of event that the change is for a watcher, or None when it is nothing."""
+        if selection is None or selection.everything:
+            if self._after is None:
+                return "DELETED"
+            return "ADDED" if self._before is None else "MODIFIED"
+        if selection.namespace and selection.namespace != self.key[0]:
+            return None
+        if selection.namespaced_only:
+            return self.type_for(None)
+        was = self._before is not None and self._matches(selection, self._before, 0)
+        if self._after is not None and self._matches(selection, self._after, 1):
+            return "MODIFIED" if was else "ADDED"
+        return "DELETED" if was else None
+
+    def _matches(self, selection: Selection, item: Item, which: int) -> bool:
+        if isinstance(item, Row):
+            if selection.fields.requirements:
+                item = self._made()[which] or {}
+            else:
+                return selection.labels.matches(item.labels())
+        return selection.matches(item)
+
+    def shown(self, kind: Type) -> Object:
+        """The object of an event of this type."""
+        if kind == "DELETED":
+            if self._gone is None:
+                self._gone = _at_version(self.before or {}, self.version)
+            return self._gone
+        return self.after or {}
 
     def seen(self, selection: Selection | None) -> tuple[Type, Object] | None:
         """What the change is for a watcher: an event's type and object, or None when it is nothing."""
-        everything = selection is None or selection.everything
-        was = self.before is not None and (everything or _matches(selection, self.before))
-        if self.after is not None and (everything or _matches(selection, self.after)):
-            return ("MODIFIED" if was else "ADDED", self.after)
-        if was and self.before is not None:
-            if self._gone is None:
-                self._gone = _at_version(self.before, self.version)
-            return ("DELETED", self._gone)
-        return None
+        kind = self.type_for(selection)
+        return None if kind is None else (kind, self.shown(kind))
 
-    def encoded(self, form: Hashable, kind: Type, obj: Object, encode: Encode) -> bytes:
+    def encoded(self, form: Hashable, kind: Type, encode: Encode) -> bytes:
         """The event in a form, encoded by the first who asks."""
+        if self._encoded is None:
+            self._encoded = {}
         key = (form, kind)
         if (found := self._encoded.get(key)) is None:
-            found = self._encoded[key] = encode(kind, obj)
+            found = self._encoded[key] = encode(kind, self)
         return found
-
-
-def _matches(selection: Selection | None, obj: Object) -> bool:
-    return selection is None or selection.matches(obj)
 
 
 def _at_version(obj: Object, version: int) -> Object:
@@ -94,7 +151,7 @@ class Watcher:
 
     def offer(self, change: Change) -> None:
         """A change, unless it is nothing to this watcher."""
-        if self.cut or change.seen(self.selection) is None:
+        if self.cut or change.type_for(self.selection) is None:
             return
         if len(self._queue) >= self._limit:
             self.end()
@@ -120,8 +177,9 @@ class Watcher:
 class Cache:
     """The changes of one kind, newest last, and its watchers."""
 
-    def __init__(self, version: int = 0, ring: int = RING) -> None:
+    def __init__(self, version: int = 0, ring: int = RING, clock: Clock | None = None) -> None:
         self._version = version
+        self._clock = clock
         self._oldest = version
         self._ring: deque[Change] = deque()
         self._size = ring
@@ -164,8 +222,16 @@ class Cache:
             watcher.end()
         self._watchers.clear()
 
+    def foreign(self, version: int) -> bool:
+        """Whether a version was given by another process."""
+        return self._clock is not None and self._clock.foreign(version)
+
     def since(self, version: int) -> list[Change]:
-        """The changes after `version`. Raises 410 when some of them are not kept any more."""
+        """The changes after `version`. Raises 410 when some of them are not kept any more, or never were here."""
+        if self.foreign(version):
+            raise expired(
+                f"resource version {version} is of another server, or of an earlier run of this one"
+            )
         if version < self._oldest:
             raise expired(f"too old resource version: {version} ({self._oldest})")
         newer: deque[Change] = deque()
@@ -175,16 +241,16 @@ class Cache:
             newer.appendleft(change)
         return list(newer)
 
-    def at(self, version: int, current: Iterable[Object]) -> list[Object]:
-        """The objects as they were at `version`, by key, from those that there are now. Raises 410."""
+    def at(self, version: int, current: Iterable[Item]) -> list[Item]:
+        """What was listed at `version`, by key, from what is listed now. Raises 410."""
         changes = self.since(version)
-        objects = {key_of(obj): obj for obj in current}
+        items = {key_of_item(item): item for item in current}
         for change in reversed(changes):
-            if change.before is None:
-                objects.pop(change.key, None)
+            if change.was is None:
+                items.pop(change.key, None)
             else:
-                objects[change.key] = change.before
-        return [objects[key] for key in sorted(objects)]
+                items[change.key] = change.was
+        return [items[key] for key in sorted(items)]
 
     def watch(self, version: int, selection: Selection | None, wake: Wake, limit: int = QUEUE) -> Watcher:
         """Follow from `version`: what came after it is taken first. Raises 410; 503 when too many watch."""
@@ -246,7 +312,7 @@ def version_parameter(asked: str | None) -> int | None:
     """The `resourceVersion` parameter. Raises 400."""
     if not asked:
         return None
-    if not asked.isascii() or not asked.isdigit() or len(asked) > 18:
+    if not asked.isascii() or not asked.isdigit() or len(asked) > LONGEST:
         raise bad_request(
             f"resourceVersion: Invalid value: {asked[:20]!r}: a version of this server is needed"
         )

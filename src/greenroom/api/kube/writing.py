@@ -35,7 +35,7 @@ from greenroom.api.kube.status import (
     not_found,
     unsupported_media_type,
 )
-from greenroom.api.kube.storage import Storage
+from greenroom.api.kube.storage import Cautioning, Orphaning, Storage
 from greenroom.api.kube.validation import (
     changes_refused,
     defaulted,
@@ -45,6 +45,7 @@ from greenroom.api.kube.validation import (
     without_nulls,
     wrong,
 )
+from greenroom.api.kube.versions import revision_of
 
 T = TypeVar("T")
 ATTEMPTS = 5
@@ -163,6 +164,8 @@ class Writer:
                 metadata["name"] = objectmeta.generated_name(prefix)
             if attempt == 0:
                 self._check(new, None)
+                if isinstance(self._storage, Cautioning):
+                    warnings = [*warnings, *self._storage.warnings(new)]
                 if applier is None:
                     updated(None, new, self._kind, self._author(options, ""))
             try:
@@ -224,7 +227,10 @@ class Writer:
         self._meant(old, options.version, options.uid)
         metadata = metadata_of(old)
         if not metadata.get("finalizers"):
-            await self._storage.remove(old, dry_run=options.dry_run)
+            if options.orphan and isinstance(self._storage, Orphaning):
+                await self._storage.orphan(old, dry_run=options.dry_run)
+            else:
+                await self._storage.remove(old, dry_run=options.dry_run)
             return old, True
         if metadata.get("deletionTimestamp"):
             return old, False
@@ -349,7 +355,8 @@ class Writer:
         if uid and uid != metadata.get("uid"):
             why = f"Precondition failed: UID in precondition: {uid[:100]}, UID in object meta: {metadata.get('uid')}"
             raise conflict(subject, why)
-        if version and version != metadata.get("resourceVersion"):
+        # Other digits move with what nobody writes: states, and the process that shows them.
+        if version and revision_of(version) != revision_of(metadata.get("resourceVersion") or ""):
             raise conflict(subject)
 
     def _check(self, new: Object, old: Object | None) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from greenroom.api.kube.schemas.building import anything, atomic, instant, integer, record, text
+from greenroom.api.kube.schemas.building import (
+    anything,
+    atomic,
+    instant,
+    integer,
+    mapping,
+    quantity,
+    record,
+    text,
+)
 from greenroom.api.kube.schemas.metadata import whole
 
 NAMESPACE = whole(
@@ -46,5 +55,27 @@ EVENT = whole(
         "source": record("Who tells.", {"component": text("The part."), "host": text("Its node.")}),
         "related": _REFERENCE,
         "series": anything("How often it happened lately."),
+    },
+)
+
+QUOTA = whole(
+    "Bounds on what a namespace has. Where there are several, all of them hold.",
+    {
+        "spec": record(
+            "What is wanted of the quota.",
+            {
+                "hard": mapping(
+                    "The bounds: count/sandboxes.agents.x-k8s.io, requests.cpu, requests.memory.",
+                    quantity("At most that much."),
+                )
+            },
+        ),
+        "status": record(
+            "What is known of it.",
+            {
+                "hard": mapping("The bounds that are kept.", quantity("At most that much.")),
+                "used": mapping("What there is of each.", quantity("That much.")),
+            },
+        ),
     },
 )

@@ -16,6 +16,9 @@ from greenroom.api.kube.schemas.building import (
 from greenroom.api.kube.schemas.metadata import conditions, whole
 from greenroom.api.kube.schemas.pods import POD_METADATA, blueprint, volume_claims
 
+MOST_REPLICAS = 100_000
+"""Of one pool."""
+
 
 def _policy(what: str) -> Schema:
     return text(
@@ -101,7 +104,23 @@ WARM_POOL = whole(
         "spec": record(
             "What is wanted of the pool.",
             {
-                "replicas": integer("How many sandboxes are kept ready.", minimum=0, default=1),
+                "replicas": integer(
+                    "How many sandboxes are kept ready.", minimum=0, maximum=MOST_REPLICAS, default=1
+                ),
+                "autoscaling": record(
+                    "Lets the number follow how many are claimed; spec.replicas is not looked at beyond the bounds.",
+                    {
+                        "minReplicas": integer(
+                            "So many are kept ready in any case; none by default.",
+                            minimum=0,
+                            maximum=MOST_REPLICAS,
+                        ),
+                        "maxReplicas": integer(
+                            "So many are kept ready at most.", minimum=0, maximum=MOST_REPLICAS
+                        ),
+                    },
+                    required=("maxReplicas",),
+                ),
                 "sandboxTemplateRef": record(
                     "The template of the sandboxes.",
                     {"name": text("Name of a SandboxTemplate in this namespace.", minLength=1)},

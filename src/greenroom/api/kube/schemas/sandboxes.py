@@ -14,6 +14,7 @@ from greenroom.api.kube.schemas.building import (
 )
 from greenroom.api.kube.schemas.metadata import LIST_META, OBJECT_META, conditions, whole
 from greenroom.api.kube.schemas.pods import blueprint
+from greenroom.wire.messages import MOST_FORKS
 
 SANDBOX = whole(
     "A microVM that somebody owns. It is made at once from a warm one where there is one.",
@@ -67,7 +68,7 @@ FORK_OPTIONS = record(
     {
         **_META,
         "metadata": OBJECT_META,
-        "count": integer("How many copies.", minimum=1, maximum=100, default=1),
+        "count": integer("How many copies.", minimum=1, maximum=MOST_FORKS, default=1),
         "generateName": text("Prefix of the copies' names; the sandbox's own name and a hyphen by default."),
         "labels": mapping("Labels that the copies get beside those of the sandbox."),
         "shutdownTime": instant("When the copies end; when the sandbox ends by default."),

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.errors import BadRequest, SetupError
-from greenroom.proxy import certificate_files, certificates
-from greenroom.proxy.certificates import DAY, Pair
+from greenroom.wire import certificate_files, certificates
+from greenroom.wire.certificates import DAY, Pair
 
 DOMAIN = "sandbox.localhost"
 NOW = 1_800_000_000.0

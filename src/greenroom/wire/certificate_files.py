@@ -7,6 +7,8 @@
         bundle.pem              ca.pem and the machine's own authorities, for SSL_CERT_FILE
         lock                    held while any of them is made
 
+`control` is there beside the domains: what the control plane shows to Kubernetes' clients.
+
 Whoever comes first makes them, the proxy at its start or `greenroom certs`; a lock keeps two from making one each.
 A pair is written key first, each file by rename, and read with a check that its halves belong together, so a
 process that dies in between leaves something that is made anew and never a half that is used.
@@ -23,8 +25,8 @@ from pathlib import Path
 import msgspec
 
 from greenroom.errors import SetupError
-from greenroom.proxy import certificates
-from greenroom.proxy.certificates import Pair
+from greenroom.wire import certificates
+from greenroom.wire.certificates import Names, Pair
 from greenroom.wire.credentials import write_private
 
 SYSTEM_AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -56,50 +58,50 @@ def place_of(state: Path, domain: str) -> Path:
     return state / "tls" / domain
 
 
-def ensure(state: Path, domain: str, now: float, *, renew: bool = False) -> Held:
-    """The certificates of `domain`: those that are there, or new ones where they are missing, damaged or near
-    their end, and with `renew` a new certificate in any case. `now` is in Unix seconds.
+def ensure(state: Path, domain: str | Names, now: float, *, renew: bool = False) -> Held:
+    """The certificates of `domain` (or of some names): those that are there, or new ones where they are missing,
+    damaged or near their end, and with `renew` a new certificate in any case. `now` is in Unix seconds.
 
     Raises BadRequest for a domain that can have none, SetupError when the files cannot be read or written.
     """
-    domain = certificates.host_of(domain)
-    place = place_of(state, domain)
+    names = domain if isinstance(domain, Names) else Names.below(certificates.host_of(domain))
+    place = place_of(state, names.label)
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(place):
             authority = _read(place, "ca")
-            fresh = authority is None or not _usable_authority(authority, domain, now)
+            fresh = authority is None or not _usable_authority(authority, names, now)
             if authority is None or fresh:
-                authority = certificates.new_authority(domain, now)
+                authority = certificates.new_authority(names, now)
                 _write(place, "ca", authority)
             pair = _read(place, "cert")
-            stale = pair is None or fresh or renew or not _usable(pair, authority, domain, now)
+            stale = pair is None or fresh or renew or not _usable(pair, authority, names, now)
             if pair is None or stale:
-                pair = certificates.issue(authority, domain, now)
+                pair = certificates.issue(authority, names, now)
                 _write(place, "cert", pair)
-            held = Held(place, domain, authority.certificate, pair, fresh, stale)
+            held = Held(place, names.label, authority.certificate, pair, fresh, stale)
             _write_bundle(held)
             return held
     except OSError as error:
         raise SetupError(f"cannot keep certificates in {place}: {error.strerror}") from error
 
 
-def current(state: Path, domain: str) -> Pair | None:
+def current(state: Path, domain: str | Names) -> Pair | None:
     """The pair that the entry shows, read anew; None while it is missing or only half written."""
-    place = place_of(state, domain)
+    place = place_of(state, domain.label if isinstance(domain, Names) else domain)
     authority, pair = _read(place, "ca"), _read(place, "cert")
     if authority is None or pair is None or not certificates.serves(pair, authority, domain):
         return None
     return pair
 
 
-def _usable_authority(authority: Pair, domain: str, now: float) -> bool:
+def _usable_authority(authority: Pair, domain: Names, now: float) -> bool:
     return certificates.trusted_pair(authority, domain) and not certificates.due(
         authority.certificate, certificates.AUTHORITY_RENEWAL_DAYS, now
     )
 
 
-def _usable(pair: Pair, authority: Pair, domain: str, now: float) -> bool:
+def _usable(pair: Pair, authority: Pair, domain: Names, now: float) -> bool:
     return certificates.serves(pair, authority, domain) and not certificates.due(
         pair.certificate, certificates.RENEWAL_DAYS, now
     )

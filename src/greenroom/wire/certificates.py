@@ -1,10 +1,12 @@
 """Certificates as documents: a local authority that can vouch for one domain only, and its wildcard certificate.
 
-Pure but for the random keys: names and times in, PEM out; `proxy.certificate_files` keeps them.
+Pure but for the random keys: names and times in, PEM out; `wire.certificate_files` keeps them.
 
 *Name constraints.* People are asked to trust this authority on their machines. It can therefore vouch for nothing
 but `domain` and the names below it (RFC 5280, 4.2.1.10): whoever gets hold of its key can deceive nobody about any
 other site. Addresses are excluded too, because a list of permitted names says nothing about them.
+
+An authority for the control plane (`Names`) vouches for a few hosts and addresses instead, and as strictly.
 
 *Two labels.* Clients refuse `*.localhost` and the like (RFC 6125, 7.2; OpenSSL and browsers), so a domain has at
 least two labels.
@@ -57,6 +59,50 @@ class Pair(msgspec.Struct, frozen=True):
         return f"<Pair until {ends_at(self.certificate):.0f}>"
 
 
+class Names(msgspec.Struct, frozen=True):
+    """What a certificate is for: hosts, with `wildcard` everything one label below the first too, and addresses.
+
+    `label` tells certificates apart: it is the directory of their files and part of the authority's name.
+    """
+
+    label: str
+    hosts: tuple[str, ...]
+    wildcard: bool = False
+    addresses: tuple[str, ...] = ()
+
+    @classmethod
+    def below(cls, domain: str) -> Names:
+        """A domain and every name one label below it; `domain` is as `host_of` gives it."""
+        return cls(domain, (domain,), wildcard=True)
+
+    @property
+    def alternatives(self) -> list[x509.GeneralName]:
+        """The names that a certificate has."""
+        hosts = [*self.hosts, *([f"*.{self.hosts[0]}"] if self.wildcard else [])]
+        return [
+            *(x509.DNSName(host) for host in hosts),
+            *(x509.IPAddress(ipaddress.ip_address(address)) for address in self.addresses),
+        ]
+
+    @property
+    def permitted(self) -> list[x509.GeneralName]:
+        """What an authority for them may vouch for."""
+        return [
+            *(x509.DNSName(host) for host in self.hosts),
+            *(x509.IPAddress(ipaddress.ip_network(address)) for address in self.addresses),
+        ]
+
+    @property
+    def excluded(self) -> list[x509.GeneralName] | None:
+        """And for what not: of names of a kind, addresses for one, that no permitted one is of, all are allowed."""
+        kinds = {ipaddress.ip_address(address).version for address in self.addresses}
+        return [x509.IPAddress(network) for network in _ANYWHERE if network.version not in kinds] or None
+
+
+def _named(names: str | Names) -> Names:
+    return names if isinstance(names, Names) else Names.below(names)
+
+
 def host_of(domain: str) -> str:
     """The name that certificates are made for: `domain` in lower case without its port and the root's dot.
 
@@ -72,15 +118,16 @@ def host_of(domain: str) -> str:
     return name
 
 
-def new_authority(domain: str, now: float) -> Pair:
+def new_authority(domain: str | Names, now: float) -> Pair:
     """An authority for `domain` (as `host_of` gives it) from `now`, in Unix seconds, for AUTHORITY_DAYS."""
+    names = _named(domain)
     key = ec.generate_private_key(ec.SECP256R1())
     begins = _instant(now)
     # A name of its own for each: clients look issuers up by name, and an old one may still be installed.
-    subject = _subject(f"Greenroom CA for {domain} since {begins:%Y-%m-%d %H:%M:%S}", "Greenroom CA")
+    subject = _subject(f"Greenroom CA for {names.label} since {begins:%Y-%m-%d %H:%M:%S}", "Greenroom CA")
     constraints = x509.NameConstraints(
-        permitted_subtrees=[x509.DNSName(domain)],
-        excluded_subtrees=[x509.IPAddress(network) for network in _ANYWHERE],
+        permitted_subtrees=names.permitted,
+        excluded_subtrees=names.excluded,
     )
     built = (
         x509.CertificateBuilder()
@@ -100,7 +147,7 @@ def new_authority(domain: str, now: float) -> Pair:
     return _pair(built, key)
 
 
-def issue(authority: Pair, domain: str, now: float) -> Pair:
+def issue(authority: Pair, domain: str | Names, now: float) -> Pair:
     """A certificate by `authority` for `domain` and every name one label below it, for CERTIFICATE_DAYS.
 
     `certificate` holds it alone: clients have the authority's already.
@@ -110,10 +157,10 @@ def issue(authority: Pair, domain: str, now: float) -> Pair:
     assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)  # noqa: S101  `trusted_pair` has looked
     key = ec.generate_private_key(ec.SECP256R1())
     begins = _instant(now)
-    names = x509.SubjectAlternativeName([x509.DNSName(domain), x509.DNSName(f"*.{domain}")])
+    named = _named(domain)
     built = (
         x509.CertificateBuilder()
-        .subject_name(_subject(domain, "Greenroom"))
+        .subject_name(_subject(named.hosts[0], "Greenroom"))
         .issuer_name(issuer.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -122,7 +169,7 @@ def issue(authority: Pair, domain: str, now: float) -> Pair:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(names, critical=False)
+        .add_extension(x509.SubjectAlternativeName(named.alternatives), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
@@ -132,17 +179,17 @@ def issue(authority: Pair, domain: str, now: float) -> Pair:
     return _pair(built, key)
 
 
-def trusted_pair(pair: Pair, domain: str) -> bool:
+def trusted_pair(pair: Pair, domain: str | Names) -> bool:
     """True if `pair` is an authority for exactly `domain`, with the key that belongs to it."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
     except (ValueError, x509.ExtensionNotFound):
         return False
-    return found.permitted_subtrees == [x509.DNSName(domain)] and _belongs(pair, certificate)
+    return found.permitted_subtrees == _named(domain).permitted and _belongs(pair, certificate)
 
 
-def serves(pair: Pair, authority: Pair, domain: str) -> bool:
+def serves(pair: Pair, authority: Pair, domain: str | Names) -> bool:
     """True if `pair` has a key that belongs to it, is `authority`'s, and is for `domain` and its wildcard."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
@@ -150,8 +197,7 @@ def serves(pair: Pair, authority: Pair, domain: str) -> bool:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         return False
-    wanted = {domain, f"*.{domain}"}
-    return wanted <= set(names.get_values_for_type(x509.DNSName)) and _belongs(pair, certificate)
+    return set(_named(domain).alternatives) <= set(names) and _belongs(pair, certificate)
 
 
 def ends_at(certificate: bytes) -> float:

@@ -1,0 +1,304 @@
+"""SandboxClaim: the wish for a sandbox out of a warm pool, and the sandbox that it became.
+
+A claim is answered when it is fulfilled; there are none that wait. It has no record of its own: it is a part of its
+sandbox's, has the sandbox's name, and goes with it. Deleted with `propagationPolicy=Orphan`, it leaves the sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from greenroom.api.kube import objectmeta
+from greenroom.api.kube.kinds import CLAIM, Kind
+from greenroom.api.kube.kinds import Action as KindAction
+from greenroom.api.kube.live import compiling, documents
+from greenroom.api.kube.live.compiling import Made
+from greenroom.api.kube.live.documents import Document, Part
+from greenroom.api.kube.live.instants import seconds_of
+from greenroom.api.kube.live.operating import Ending, Operating, new_key
+from greenroom.api.kube.live.policies import template_network
+from greenroom.api.kube.live.sandboxes import held, leaving
+from greenroom.api.kube.objects import Key, Object, copied, key_of, metadata_of, same
+from greenroom.api.kube.status import (
+    Cause,
+    StatusError,
+    already_exists,
+    invalid,
+    method_not_allowed,
+)
+from greenroom.api.kube.storage import Listing
+from greenroom.api.kube.validation import not_allowed
+from greenroom.api.kube.watching import Cache
+from greenroom.errors import NotFound, UnknownTemplate
+from greenroom.wire.messages import FOREVER, ClaimRequest, Listed, Network, Size
+
+_FIXED: Final = ("warmPoolRef", "additionalPodMetadata", "env", "volumeClaimTemplates", "warmPolicy")
+PoolKey = tuple[str, Size]
+
+
+class Found(NamedTuple):
+    """What a SandboxWarmPool stands for."""
+
+    template: Object
+    """The SandboxTemplate."""
+    keys: Sequence[PoolKey]
+    """Template and size of its members, those that a claim should get first."""
+
+
+class Pools(Protocol):
+    """The warm pools that are declared."""
+
+    async def pool(self, namespace: str, name: str) -> Found:
+        """The pool of this name, with its template. Raises a 404 that names the one that is missing."""
+
+
+class SandboxClaimStorage:
+    """See the module."""
+
+    kind: Kind = CLAIM
+
+    def __init__(self, operating: Operating, pools: Pools) -> None:
+        self._operating = operating
+        self._pools = pools
+        self._shelf = operating.live.claims
+        self._now: Callable[[], float] = operating.live.now
+
+    @property
+    def cache(self) -> Cache:
+        """See `Storage`."""
+        return self._shelf.cache
+
+    async def get(self, key: Key) -> Object | None:
+        """See `Storage`. Raises NodeUnavailable when it may be on a node that was never read."""
+        row = await self._operating.find(self._shelf, key)
+        return None if row is None else row.object()
+
+    async def list(self, namespace: str) -> Listing:
+        """See `Storage`."""
+        return await self._operating.listing(self._shelf, namespace)
+
+    def check(self, new: Object, old: Object | None) -> Sequence[Cause]:
+        """See `Storage`."""
+        spec = new.get("spec") or {}
+        before = (old or {}).get("spec") or {}
+        found: list[Cause] = []
+        if old is None:
+            found += compiling.name_violations(new)
+            found += compiling.env_violations(spec.get("env") or (), "spec.env")
+            found += _pod_metadata(spec.get("additionalPodMetadata") or {})
+            if spec.get("volumeClaimTemplates"):
+                detail = "sandboxes have the disk of their size alone; leave the volumes out"
+                found.append(not_allowed("spec.volumeClaimTemplates", detail))
+        else:
+            detail = (
+                "field is immutable: the sandbox was handed over for it; delete the claim and create another"
+            )
+            found += [
+                not_allowed(f"spec.{name}", detail)
+                for name in _FIXED
+                if not same(spec.get(name), before.get(name))
+            ]
+        path = "spec.lifecycle.shutdownTime"
+        told = (spec.get("lifecycle") or {}).get("shutdownTime")
+        was = (before.get("lifecycle") or {}).get("shutdownTime")
+        found += compiling.ending_violations(told, was, path, self._now())
+        return found
+
+    async def create(self, obj: Object, *, dry_run: bool) -> Object:
+        """See `Storage`."""
+        namespace, name = key_of(obj)
+        request = await self._request(obj)
+        if dry_run:
+            await self._operating.current()
+            if self._operating.live.sandboxes.get((namespace, name)) is not None:
+                raise already_exists(CLAIM.subject(name))
+            return obj
+        with self._operating.about(CLAIM, name):
+            sandbox = await self._operating.make(request)
+        return self._operating.row_of(self._shelf, sandbox).object()
+
+    async def _request(self, obj: Object) -> ClaimRequest:
+        namespace, name = key_of(obj)
+        spec = obj["spec"]
+        pool_name = spec["warmPoolRef"]["name"]
+        try:
+            pool = await self._pools.pool(namespace, pool_name)
+        except (NotFound, StatusError) as error:
+            if isinstance(error, StatusError) and error.reason != "NotFound":
+                raise
+            cause = Cause("FieldValueNotFound", f"Not found: {error.message}", "spec.warmPoolRef.name")
+            raise self._invalid(name, [cause]) from error
+        template = pool.template.get("spec") or {}
+        network = template_network(template)
+        if not isinstance(network, Network):
+            raise self._invalid(name, _of_template(pool, network))
+        made = await self._made(name, pool)
+        env = compiling.combined(
+            made.env,
+            compiling.environment(spec.get("env") or ()),
+            template.get("envVarsInjectionPolicy") or "Disallowed",
+            "spec.env",
+        )
+        if isinstance(env, Cause):
+            raise self._invalid(name, [env])
+        image, size = self._key(pool, made)
+        ending = ending_of(spec)
+        document = Document(_sandbox_part(spec, template, env), documents.claim_part(obj))
+        return ClaimRequest(
+            key=new_key(),
+            template=image,
+            size=size,
+            ttl=FOREVER,
+            env=env,
+            owner=namespace,
+            wait=self._operating.wait,
+            network=network,
+            name=name,
+            declared=documents.declared_of(
+                document,
+                revision=1,
+                retain=ending.retain,
+                retain_for=ending.retain_for,
+                shutdown_at=ending.shutdown_at,
+            ),
+            warm=spec.get("warmPolicy") or "prefer",
+        )
+
+    async def _made(self, name: str, pool: Found) -> Made:
+        spec = pool.template.get("spec") or {}
+        found = list(compiling.pod_violations(spec))
+        image = compiling.image(spec)
+        if not found:
+            try:
+                template = await self._operating.platform.template(image)
+            except UnknownTemplate:
+                found.append(compiling.unknown_image(image, await self._operating.platform.templates()))
+            else:
+                made = compiling.made_of(spec, template)
+                if isinstance(made, Made):
+                    return made
+                found.append(made)
+        raise self._invalid(name, _of_template(pool, found))
+
+    def _key(self, pool: Found, made: Made) -> PoolKey:
+        """The members that a claim gets: the first kind of them of which one is warm."""
+        keys = list(pool.keys) or [(made.template, made.size)]
+        nodes = [node for node in self._operating.live.view.nodes().values() if node.since is None]
+        for template, size in keys:
+            counts = (node.pools.get((template, size.name)) for node in nodes)
+            if any(count is not None and count.warm > 0 for count in counts):
+                return template, size
+        return keys[0]
+
+    def _invalid(self, name: str, causes: Sequence[Cause]) -> StatusError:
+        return invalid(CLAIM.subject_of_kind(name), causes)
+
+    async def replace(self, obj: Object, old: Object, *, dry_run: bool) -> Object:
+        """See `Storage`."""
+        row = self._operating.present(self._shelf, CLAIM, old)
+        if dry_run:
+            return obj
+        listed = row.facts.listed
+        with self._operating.about(CLAIM, key_of(old)[1]):
+            wish = await self._ending(listed, obj["spec"], old["spec"])
+            document = Document(documents.document_of(listed).sandbox, documents.claim_part(obj))
+            now = await self._operating.declare(row, document, wish)
+        return self._operating.row_of(self._shelf, now).object()
+
+    async def _ending(self, listed: Listed, new: Object, before: Object) -> Ending:
+        now = Ending.of(listed.declared)
+        lifecycle, was = new.get("lifecycle") or {}, before.get("lifecycle") or {}
+        if same(lifecycle, was):
+            return now
+        wish = ending_of(new)
+        if same(lifecycle.get("shutdownTime"), was.get("shutdownTime")):
+            return wish._replace(shutdown_at=now.shutdown_at)
+        if wish.shutdown_at is None:
+            await self._operating.forever(listed)
+        return wish
+
+    async def remove(self, old: Object, *, dry_run: bool) -> None:
+        """See `Storage`. A sandbox that somebody's finalizer holds keeps its claim until that is gone."""
+        row = self._operating.present(self._shelf, CLAIM, old)
+        if dry_run:
+            return
+        listed = row.facts.listed
+        document = documents.document_of(listed)
+        with self._operating.about(CLAIM, key_of(old)[1]):
+            if held(document.sandbox):
+                part = documents.claim_part(row.object())
+                going = Document(leaving(document.sandbox, self._now()), leaving(part, self._now()))
+                await self._operating.declare(row, going, Ending.of(listed.declared))
+            else:
+                await self._operating.end(listed)
+
+    async def orphan(self, old: Object, *, dry_run: bool) -> None:
+        """See `Orphaning`: the sandbox stays, and belongs to nobody."""
+        row = self._operating.present(self._shelf, CLAIM, old)
+        if dry_run:
+            return
+        listed = row.facts.listed
+        with self._operating.about(CLAIM, key_of(old)[1]):
+            alone = Document(documents.document_of(listed).sandbox)
+            await self._operating.declare(row, alone, Ending.of(listed.declared))
+
+    async def act(self, action: KindAction, old: Object, body: Object, *, dry_run: bool) -> Object:
+        """See `Storage`: a claim has none."""
+        raise method_not_allowed(CLAIM.subject(), "POST")
+
+
+def ending_of(spec: Mapping[str, Any]) -> Ending:
+    """What a claim's lifecycle means for its sandbox's record."""
+    lifecycle = spec.get("lifecycle") or {}
+    retain = (lifecycle.get("shutdownPolicy") or "Retain") == "Retain"
+    kept = lifecycle.get("ttlSecondsAfterFinished")
+    return Ending(
+        retain,
+        float(kept) if retain and kept is not None else None,
+        seconds_of(lifecycle.get("shutdownTime")),
+    )
+
+
+def _of_template(pool: Found, causes: Sequence[Cause]) -> list[Cause]:
+    name = metadata_of(pool.template).get("name", "")
+    return [
+        Cause(cause.reason, f"SandboxTemplate {name}: {cause.line()}", "spec.warmPoolRef.name")
+        for cause in causes
+    ]
+
+
+def _pod_metadata(metadata: Mapping[str, Any]) -> list[Cause]:
+    path = "spec.additionalPodMetadata"
+    labels = metadata.get("labels") or {}
+    found = list(objectmeta.label_violations(labels, f"{path}.labels"))
+    found += objectmeta.annotation_violations(metadata.get("annotations") or {}, f"{path}.annotations")
+    return found + [
+        not_allowed(f"{path}.labels", f"{key} is set by the platform; leave it out")
+        for key in (*documents.OWN_LABELS, documents.CLAIM_LABEL)
+        if key in labels
+    ]
+
+
+def _sandbox_part(spec: Object, template: Object, env: Mapping[str, str]) -> Part:
+    """What is declared of a claim's sandbox: its template's pod, with what the claim brings."""
+    pod = copied(template.get("podTemplate") or {})
+    first = pod.get("spec", {}).get("containers", [{}])[0]
+    if env:
+        first["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    metadata: Object = {"generation": 1}
+    own = (*documents.OWN_LABELS, documents.CLAIM_LABEL)
+    for field in ("labels", "annotations"):
+        both = {
+            **((pod.get("metadata") or {}).get(field) or {}),
+            **((spec.get("additionalPodMetadata") or {}).get(field) or {}),
+        }
+        if kept := {key: value for key, value in both.items() if key not in own}:
+            metadata[field] = kept
+            pod.setdefault("metadata", {})[field] = kept
+    lifecycle = spec.get("lifecycle") or {}
+    policy = "Retain" if (lifecycle.get("shutdownPolicy") or "Retain") == "Retain" else "Delete"
+    wanted: Object = {"podTemplate": pod, "shutdownPolicy": policy}
+    if lifecycle.get("shutdownTime"):
+        wanted["shutdownTime"] = lifecycle["shutdownTime"]
+    return {"metadata": metadata, "spec": wanted}

@@ -1,0 +1,178 @@
+"""Events about sandboxes: made from the view, for `kubectl describe` and for whoever watches them.
+
+That a sandbox was handed over, and warm or cold, its record says, so this event is there as long as the sandbox and
+the same on every replica. What happens to it afterwards (suspended, resumed, ended, out of reach) is told by the
+replicas that see it happen, and kept for the last `KEPT` of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from greenroom.api.kube.kinds import EVENT, SANDBOX
+from greenroom.api.kube.live import documents
+from greenroom.api.kube.live.conditions import EXPIRED, ending
+from greenroom.api.kube.live.instants import instant_text
+from greenroom.api.kube.live.observing import Live
+from greenroom.api.kube.live.reads import Current, ReadOnly
+from greenroom.api.kube.live.shelves import LiveRow
+from greenroom.api.kube.objects import Key, Object
+from greenroom.api.kube.rows import Row
+from greenroom.api.kube.storage import Listing
+from greenroom.api.kube.watching import Cache, Change
+from greenroom.fleet.view import NodeView
+
+KEPT: Final = 4096
+"""Transitions that are remembered."""
+COMPONENT: Final = "greenroom"
+
+
+class EventRow(Row):
+    """An event about a Sandbox, as that is or was."""
+
+    __slots__ = ("_at", "_message", "_reason", "_sandbox", "_type", "_version")
+
+    def __init__(
+        self, sandbox: LiveRow, at: float, reason: str, message: str, version: int, kind: str = "Normal"
+    ) -> None:
+        namespace, name = sandbox.key
+        # As Kubernetes does, with the instant in nanoseconds; the id tells two with one name apart.
+        self.key = (
+            namespace,
+            f"{name[:200]}.{sandbox.sandbox_id[-6:]}{int(at * 1e6):x}.{reason.lower()}",
+        )
+        self._sandbox = sandbox
+        self._at = at
+        self._reason = reason
+        self._message = message
+        self._type = kind
+        self._version = version
+
+    def object(self) -> Object:
+        """See `Row`."""
+        namespace, name = self.key
+        facts = self._sandbox.facts
+        at = instant_text(self._at)
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.name,
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": documents.uid_of(EVENT, name),
+                "resourceVersion": str(self._version),
+                "creationTimestamp": at,
+            },
+            "involvedObject": {
+                "apiVersion": SANDBOX.api_version,
+                "kind": SANDBOX.name,
+                "namespace": namespace,
+                "name": self._sandbox.key[1],
+                "uid": documents.uid_of(SANDBOX, self._sandbox.sandbox_id),
+            },
+            "reason": self._reason,
+            "message": self._message,
+            "type": self._type,
+            "count": 1,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "eventTime": None,
+            "reportingComponent": COMPONENT,
+            "reportingInstance": facts.node,
+            "source": {"component": COMPONENT, "host": facts.node},
+        }
+
+
+def begun(row: LiveRow, version: int) -> EventRow:
+    """That a sandbox was handed over."""
+    listed = row.facts.listed
+    how = {"warm": "a warm one was handed over", "cold": "it was started for this"}
+    what = how.get(listed.launch, "it was handed over")
+    message = f"Sandbox {listed.sandbox_id} of template {listed.template} on node {row.facts.node}: {what}"
+    reason = "Claimed" if documents.claimed(listed) else "Created"
+    return EventRow(row, listed.started_at, reason, message, version)
+
+
+class EventStorage(ReadOnly):
+    """See the module."""
+
+    kind = EVENT
+
+    def __init__(self, live: Live, current: Current) -> None:
+        super().__init__(current)
+        self._live = live
+        self.cache = Cache(live.clock.next(), clock=live.clock)
+        self._begun: dict[Key, EventRow] = {}
+        """By the key of the sandbox."""
+        self._ring: deque[EventRow] = deque()
+        live.follow(self)
+
+    def changed(self, before: LiveRow | None, after: LiveRow | None) -> None:
+        """See `Follower`."""
+        if before is not None and (after is None or before.sandbox_id != after.sandbox_id):
+            if (old := self._begun.pop(before.key, None)) is not None:
+                self.cache.record(Change(self._live.clock.next(), old, None))
+            if before.facts.listed.state != "ended":
+                self._note(before, "Killed", f"Sandbox {before.sandbox_id} has ended and is removed")
+            before = None
+        if after is None:
+            return
+        if before is None:
+            version = self._live.clock.next()
+            made = self._begun[after.key] = begun(after, version)
+            self.cache.record(Change(version, None, made))
+            return
+        self._transition(before, after)
+
+    def node(self, node: NodeView, *, there: bool) -> None:
+        """See `Follower`."""
+
+    def _transition(self, before: LiveRow, after: LiveRow) -> None:
+        was, now = before.facts, after.facts
+        if now.listed.state != was.listed.state:
+            if now.listed.state == "ended":
+                reason, message = ending(now.listed)
+                short = "Expired" if reason == EXPIRED else "Failed"
+                self._note(after, short, message, "Normal" if reason == EXPIRED else "Warning")
+            elif now.listed.state == "paused":
+                self._note(after, "Suspended", "the sandbox was paused")
+            else:
+                self._note(after, "Resumed", "the sandbox was resumed")
+        elif now.reachable != was.reachable and now.listed.state != "ended":
+            if now.reachable:
+                self._note(after, "NodeReachable", f"node {now.node} can be read again")
+            else:
+                self._note(after, "NodeUnreachable", f"node {now.node} cannot be read", "Warning")
+
+    def _note(self, row: LiveRow, reason: str, message: str, kind: str = "Normal") -> None:
+        version = self._live.clock.next()
+        event = EventRow(row, self._live.now(), reason, message, version, kind)
+        if len(self._ring) >= KEPT:
+            self.cache.record(Change(version, self._ring.popleft(), None))
+            version = self._live.clock.next()
+            event = EventRow(row, self._live.now(), reason, message, version, kind)
+        self._ring.append(event)
+        self.cache.record(Change(version, None, event))
+
+    def rows(self, namespace: str) -> list[Row]:
+        """The events there are, in order."""
+        found: list[Row] = [
+            row
+            for rows in (self._begun.values(), self._ring)
+            for row in rows
+            if not namespace or row.key[0] == namespace
+        ]
+        found.sort(key=lambda row: row.key)
+        return found
+
+    async def list(self, namespace: str) -> Listing:
+        """See `Storage`."""
+        missing = await self.current()
+        return Listing(self.cache.version, self.rows(namespace), missing)
+
+    async def get(self, key: Key) -> Object | None:
+        """See `Storage`."""
+        await self.current()
+        found = next((row for row in self.rows(key[0]) if row.key == key), None)
+        return None if found is None else found.object()

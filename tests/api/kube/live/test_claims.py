@@ -1,0 +1,211 @@
+"""A claim is answered when its sandbox is there, belongs to it, and goes with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from greenroom.api.kube.kinds import CLAIM
+from greenroom.api.kube.live.instants import instant_text
+from greenroom.api.kube.objects import Object
+from greenroom.api.kube.options import Deleting, Writing
+from greenroom.api.kube.status import StatusError
+from greenroom.api.kube.writing import Writer
+from greenroom.wire.messages import Network
+from tests.support.kube_fleet import FakePools, World
+
+KEY = ("default", "job")
+MERGE = "application/merge-patch+json"
+
+
+def body(*, metadata: Any = None, **spec: Any) -> Any:
+    return {
+        "apiVersion": CLAIM.api_version,
+        "kind": "SandboxClaim",
+        "metadata": {"name": "job", **(metadata or {})},
+        "spec": {"warmPoolRef": {"name": "warm"}, **spec},
+    }, []
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World().begin()
+    yield made
+    made.close()
+
+
+async def make(world: World, **more: Any) -> Object:
+    return (await Writer(world.claims).create("default", body(**more), Writing())).obj
+
+
+async def sandbox(world: World) -> Object:
+    found = await world.sandboxes.get(KEY)
+    assert found is not None
+    return found
+
+
+async def test_a_claim_and_its_sandbox_know_each_other(world: World) -> None:
+    extra = {"labels": {"app": "x"}, "annotations": {"note": "y"}}
+    claim = await make(world, additionalPodMetadata=extra, metadata={"labels": {"own": "z"}})
+    assert claim["status"]["sandbox"] == {"name": "job", "podIPs": []}
+    assert claim["metadata"]["labels"] == {"own": "z"}
+    made = await sandbox(world)
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (
+        "SandboxClaim",
+        claim["metadata"]["uid"],
+        True,
+    )
+    labels = made["metadata"]["labels"]
+    assert (labels["agents.x-k8s.io/claim-uid"], labels["app"]) == (claim["metadata"]["uid"], "x")
+    assert made["metadata"]["annotations"] == {"note": "y"}
+    request = world.fleet.calls[0][1]
+    assert (request.template, request.size.name, request.warm) == ("base", "small", "prefer")
+
+
+async def test_its_end_is_the_sandboxs(world: World) -> None:
+    at = instant_text(time.time() + 60)
+    life = {"shutdownTime": at, "shutdownPolicy": "Retain", "ttlSecondsAfterFinished": 30}
+    await make(world, lifecycle=life, warmPolicy="require")
+    request = world.fleet.calls[0][1]
+    assert request.warm == "require"
+    assert (request.declared.retain, request.declared.retain_for) == (True, 30.0)
+    assert instant_text(request.declared.shutdown_at) == at
+    assert (await sandbox(world))["spec"]["shutdownTime"] == at
+    patch = {"spec": {"lifecycle": {"shutdownTime": None, "shutdownPolicy": "Delete"}}}
+    kept = (await Writer(world.claims).patch(KEY, MERGE, (patch, []), Writing())).obj
+    assert "shutdownTime" not in kept["spec"]["lifecycle"]
+    assert "shutdownTime" not in (await sandbox(world))["spec"]
+    (row,) = (await world.claims.list("")).objects
+    assert not row.facts.listed.declared.retain  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("pools", "given", "field", "text"),
+    [
+        (FakePools(), {"warmPoolRef": {"name": "none"}}, "spec.warmPoolRef.name", "not found"),
+        (FakePools(), {"env": [{"name": "A", "value": "1"}]}, "spec.env", "Disallowed"),
+        (FakePools(), {"volumeClaimTemplates": [{"spec": {}}]}, "spec.volumeClaimTemplates", "disk"),
+        (
+            FakePools(networkPolicy={"egress": [{"ports": [{"port": 443}]}]}),
+            {},
+            "spec.warmPoolRef.name",
+            "leave the ports out",
+        ),
+        (
+            FakePools(),
+            {"lifecycle": {"shutdownTime": "2020-01-01T00:00:00Z"}},
+            "spec.lifecycle.shutdownTime",
+            "passed",
+        ),
+    ],
+    ids=["pool", "env", "volumes", "network", "past"],
+)
+async def test_what_cannot_be_had_is_refused(pools: FakePools, given: Any, field: str, text: str) -> None:
+    world = World(pools=pools).begin()
+    with pytest.raises(StatusError, match=text) as refused:
+        await make(world, **given)
+    assert (refused.value.code, [cause.field for cause in refused.value.causes]) == (422, [field])
+    assert world.fleet.calls == []
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "added", "env"),
+    [
+        ("Allowed", "B", {"A": "1", "B": "2"}),
+        ("Overrides", "A", {"A": "2"}),
+    ],
+    ids=["allowed", "overrides"],
+)
+async def test_the_template_says_what_env_a_claim_may_bring(policy: str, added: str, env: Any) -> None:
+    pools = FakePools(envVarsInjectionPolicy=policy)
+    first = pools.template["spec"]["podTemplate"]["spec"]["containers"][0]
+    first["env"] = [{"name": "A", "value": "1"}]
+    world = World(pools=pools).begin()
+    await make(world, env=[{"name": added, "value": "2"}])
+    assert world.fleet.calls[0][1].env == env
+    shown = (await sandbox(world))["spec"]["podTemplate"]["spec"]["containers"][0]["env"]
+    assert {each["name"]: each["value"] for each in shown} == env
+    world.close()
+
+
+async def test_allowed_does_not_replace() -> None:
+    pools = FakePools(envVarsInjectionPolicy="Allowed")
+    pools.template["spec"]["podTemplate"]["spec"]["containers"][0]["env"] = [{"name": "A", "value": "1"}]
+    world = World(pools=pools).begin()
+    with pytest.raises(StatusError, match="the template has A already"):
+        await make(world, env=[{"name": "A", "value": "2"}])
+    world.close()
+
+
+async def test_the_templates_network_is_the_sandboxs() -> None:
+    world = World(pools=FakePools(networkPolicy={"egress": []})).begin()
+    await make(world)
+    assert world.fleet.calls[0][1].network == Network(deny_out=["0.0.0.0/0"])
+    world.close()
+
+
+async def test_both_go_together(world: World) -> None:
+    await make(world)
+    await Writer(world.claims).delete(KEY, Deleting())
+    assert await world.sandboxes.get(KEY) is None
+    await make(world)
+    await Writer(world.sandboxes).delete(KEY, Deleting())
+    assert await world.claims.get(KEY) is None
+    assert world.node.sandboxes == {}
+
+
+async def test_an_orphaned_sandbox_stays(world: World) -> None:
+    await make(world)
+    _, gone = await Writer(world.claims).delete(KEY, Deleting(orphan=True))
+    assert gone
+    assert await world.claims.get(KEY) is None
+    left = await sandbox(world)
+    assert "ownerReferences" not in left["metadata"]
+    assert "agents.x-k8s.io/claim-uid" not in left["metadata"]["labels"]
+
+
+async def test_a_finalizer_of_either_holds_both(world: World) -> None:
+    await make(world, metadata={"finalizers": ["example.com/wait"]})
+    await Writer(world.sandboxes).delete(KEY, Deleting())
+    assert (await sandbox(world))["metadata"]["deletionTimestamp"]
+    claim = await world.claims.get(KEY)
+    assert claim is not None
+    assert claim["metadata"]["deletionTimestamp"]
+    patch = {"metadata": {"finalizers": None}}
+    await Writer(world.claims).patch(KEY, MERGE, (patch, []), Writing())
+    assert world.node.sandboxes == {}
+
+
+async def test_a_sandboxs_finalizer_holds_its_claim(world: World) -> None:
+    await make(world)
+    patch: Object = {"metadata": {"finalizers": ["example.com/wait"]}}
+    await Writer(world.sandboxes).patch(KEY, MERGE, (patch, []), Writing())
+    await Writer(world.claims).delete(KEY, Deleting())
+    assert await world.claims.get(KEY) is not None
+    await Writer(world.sandboxes).patch(KEY, MERGE, ({"metadata": {"finalizers": None}}, []), Writing())
+    assert world.node.sandboxes == {}
+
+
+async def test_the_wish_does_not_change(world: World) -> None:
+    await make(world)
+    patch = {"spec": {"warmPolicy": "never"}}
+    with pytest.raises(StatusError, match=r"spec\.warmPolicy: Forbidden: field is immutable"):
+        await Writer(world.claims).patch(KEY, MERGE, (patch, []), Writing())
+
+
+async def test_the_key_with_a_warm_member_comes_first(world: World) -> None:
+    world.node.counted(0)
+    await make(world)
+    assert world.fleet.calls[0][1].size.name == "small"
+
+
+async def test_watchers_of_both_kinds_see_both(world: World) -> None:
+    watched = world.claims.cache.watch(world.claims.cache.version, None, lambda: None)
+    await make(world)
+    await Writer(world.claims).delete(KEY, Deleting())
+    assert [change.type_for(None) for change in watched.take()] == ["ADDED", "DELETED"]
