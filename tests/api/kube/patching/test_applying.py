@@ -241,7 +241,9 @@ def test_applies_of_one_manager_leave_exactly_what_was_applied_last(data: st.Dat
 
     assert owned(two) == owned(second)
     again = applied(two, second, CLAIM, by("a", LATER), force=False)
-    assert again == two
+    assert owned(again) == owned(two)
+    # An empty list may have gone with what was owned around it, and come back: from here on nothing changes.
+    assert applied(again, second, CLAIM, by("a", LATER), force=False) == again
 
 
 @settings(max_examples=60, deadline=None)
