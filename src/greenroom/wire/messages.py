@@ -337,6 +337,14 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     reason: str = ""
     """Why refill is held back, in plain words; empty when it is not."""
+    failing: bool = False
+    """The last try to make a member, or its golden snapshot, came to nothing."""
+    make_seconds: float | None = None
+    """How long making one member takes, as measured lately; None before one was made."""
+    refill_rate: float | None = None
+    """Members that can be made a second at that, all of the node's refill working for this pool."""
+    member_mib: int | None = None
+    """Memory that a waiting member takes, as measured; None where it was not."""
 
 
 class PoolCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -367,6 +375,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int = 0
     """That users took; a paused sandbox is none."""
     draining: bool = False
+    room_mib: int | None = None
+    """MiB of memory that more warm members may take before refill stops; None where members take nothing."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -388,6 +398,41 @@ class Registered(msgspec.Struct, frozen=True):
     """The master's answer to a registration or heartbeat: this node's share of every pool."""
 
     pools: list[PoolSpec]
+
+
+class PoolName(msgspec.Struct, frozen=True):
+    """What tells one pool from another: a template's name and a size's."""
+
+    template: str
+    size: str
+
+
+class DrivenPool(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a declared SandboxWarmPool: what it means for the nodes' pools."""
+
+    namespace: str
+    name: str
+    key: PoolName | None
+    """The pool that it fills; None where its template says none, and `problem` why."""
+    size: Size | None = None
+    """Of `key`."""
+    old_keys: list[PoolName] = []
+    """What it filled before its template changed, and has members of still. A claim by the pool tries these first, in
+    this order, and `key` last."""
+    desired: int = 0
+    """Members wanted in all: its replicas, or what autoscaling makes of them."""
+    unplaced: int = 0
+    """So many of them fit on no node."""
+    problem: str = ""
+    """What is wrong with it, in plain words that say what to do; empty when nothing is."""
+    observed_generation: int = 0
+
+
+class DrivenPools(msgspec.Struct, frozen=True):
+    """All declared SandboxWarmPools by namespace and name, at `revision`, which grows with each change."""
+
+    revision: int
+    pools: list[DrivenPool]
 
 
 class SandboxList(msgspec.Struct, frozen=True):
