@@ -146,7 +146,7 @@ class Driver:
 
     def follow(self, names: Iterable[str]) -> None:
         """The nodes that may be given members now."""
-        wanted = set(names)
+        wanted = dict.fromkeys(names)
         for name in [name for name in self.nodes if name not in wanted]:
             del self.nodes[name]
         for name in wanted:
@@ -214,7 +214,9 @@ class Driver:
             self._put(placed, key, shares)
             missing[key] = total - sum(shares.values())
         for name, node in self.nodes.items():
-            node.placed = placed[name]
+            if node.heard:
+                node.placed = placed[name]
+            # What one has that was not heard is only guessed, and no reason to take anything from others later.
         return Decision(
             lists={name: self._list(targets) for name, targets in placed.items()},
             driven=self._driven(wants, dict(missing)),

@@ -92,7 +92,7 @@ class Driving:
 
     def nodes(self, infos: Iterable[NodeInfo]) -> None:
         """The node table as it is now."""
-        may = {info.status.name for info in infos if info.live and not info.status.draining}
+        may = [info.status.name for info in infos if info.live and not info.status.draining]
         self._driver.follow(may)
         for name in [name for name in self._told if name not in may]:
             # Whatever it had, it is told anew when it returns.
