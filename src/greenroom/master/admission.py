@@ -28,6 +28,8 @@ SEEN_DEADLINE = 5.0
 """Seconds that a claim waits for nodes that are not seen as they are."""
 SEEN_AGAIN = 2.0
 """Seconds after which it may be tried again then. A node that stays away loses its lease, and is waited for no more."""
+_LOOK_AGAIN = 0.25
+"""Seconds between looks at who still lives, of those that are waited for."""
 _SLACK = 5.0
 """Seconds beyond the time in which a claim must be confirmed, until it is known not to have been."""
 
@@ -121,17 +123,24 @@ class Admission:
 
     async def _see_all(self) -> None:
         """Wait until every node that lives is whole. Raises NodeUnavailable."""
+        ends = time.monotonic() + SEEN_DEADLINE
+        while unseen := self._unseen():
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise NodeUnavailable(
+                    "a node that may have a sandbox of this name or owner cannot be seen at the moment; "
+                    "send the request again",
+                    retry_after=SEEN_AGAIN,
+                )
+            # One that loses its lease meanwhile is waited for no more.
+            await self._following.settled(unseen, min(left, _LOOK_AGAIN))
+
+    def _unseen(self) -> list[str]:
+        """Codes of the nodes that live and are not whole."""
         if self._codes[0] != self._membership.revision:
             self._codes = (self._membership.revision, [status.code for status in self._membership.live()])
-        codes = self._codes[1]
         partial = self._view.partial()
-        unseen = [code for code in codes if code in partial or self._view.node(code) is None]
-        if unseen and not await self._following.settled(unseen, SEEN_DEADLINE):
-            raise NodeUnavailable(
-                "a node that may have a sandbox of this name or owner cannot be seen at the moment; "
-                "send the request again",
-                retry_after=SEEN_AGAIN,
-            )
+        return [code for code in self._codes[1] if code in partial or self._view.node(code) is None]
 
 
 def taken(owner: str, name: str) -> NameTaken:
