@@ -31,6 +31,8 @@ from greenroom.wire.messages import (
     ClaimRequest,
     Network,
     NodeStatus,
+    PoolCounts,
+    PoolSpec,
     PoolStatus,
     Registered,
     Resumed,
@@ -61,6 +63,12 @@ class FakeNode:
         """Seconds between heartbeats."""
         self.heartbeats = True
         """Whether it reports to its masters."""
+        self.tells_stock = True
+        """Whether its stream tells how many members are warm."""
+        self.pools: list[PoolSpec] = []
+        """The targets that a master has told it last, between heartbeats."""
+        self.pools_error: GreenroomError | None = None
+        """What it answers to a master that tells it."""
         self.drop_claim_answers = 0
         """So many claims are carried out, but their connection is cut instead of answering."""
         self.drop_delete_answers = 0
@@ -124,7 +132,8 @@ class FakeNode:
         """Back to good behaviour."""
         self.warm = warm
         self.draining = False
-        self.heartbeats = True
+        self.heartbeats = self.tells_stock = True
+        self.pools_error = None
         self.drop_claim_answers = self.drop_delete_answers = 0
         self.hide_claims = False
         self.confirm_error = None
@@ -164,6 +173,15 @@ class FakeNode:
             self._log.put(sandbox)
         else:
             self._log.drop(sandbox_id)
+
+    def _count(self) -> None:
+        if self.tells_stock:
+            target = max(self.warm, 1)
+            self._log.count(
+                PoolCounts(
+                    template="base", size="small", target=target, warm=self.warm, starting=0, waiting=0
+                )
+            )
 
     def wait_registered(self) -> None:
         """Wait until every master has this node."""
@@ -209,6 +227,7 @@ class FakeNode:
             reporting = [tasks.create_task(self._report(client, master)) for master in self.masters]
             while not self._stop.is_set():
                 await asyncio.sleep(0.01)
+                self._count()
                 for sandbox_id in list(self._log.sandboxes):
                     self._publish(sandbox_id)  # it may have ended
             self._loop = None
@@ -252,8 +271,9 @@ class FakeNode:
             return serving.endpoint(method, path, placed, admits)
 
         return [
-            serving.endpoint("GET", changes.PATH, self._follow, ("api",)),
+            serving.endpoint("GET", changes.PATH, self._follow, ("api", "master", "operator")),
             endpoint("POST", "/v1/claims", self._claim, ("master",)),
+            endpoint("PUT", "/v1/pools", self._put_pools, ("master",)),
             endpoint("GET", "/v1/claims/{key}", self._by_key, ("master", "api")),
             endpoint("GET", "/v1/sandboxes", self._list, ("api", "master", "operator")),
             endpoint("GET", "/v1/sandboxes/{id}", self._get, ("api", "master", "operator")),
@@ -289,6 +309,7 @@ class FakeNode:
         if self.warm == 0:
             raise PoolDry("no sandbox came free in time", retry_after=2.5)
         self.warm -= 1
+        self._count()
         now = time.time()
         sandbox = Sandbox(
             sandbox_id=new_sandbox_id(self.code),
@@ -300,6 +321,8 @@ class FakeNode:
             node=self.name,
             metadata=claim.metadata,
             owner=claim.owner,
+            name=claim.name,
+            declared=claim.declared,
             token=secrets.token_hex(16) if claim.secure else None,
             inbound=claim.inbound,
             traffic_token=None if claim.inbound.public else secrets.token_hex(32),
@@ -312,6 +335,14 @@ class FakeNode:
             self.drop_claim_answers -= 1
             return _Cut()
         return json_response(sandbox, 201)
+
+    async def _put_pools(self, request: Request) -> Response:
+        pools = await read_json(request, list[PoolSpec])
+        self._note(request)
+        if self.pools_error is not None:
+            raise self.pools_error
+        self.pools = pools
+        return json_response(self.status())
 
     async def _by_key(self, request: Request) -> Response:
         self._note(request)

@@ -81,6 +81,9 @@ class Following:
         """By node, the furthest place that one of its answers named and the view has not reached."""
         self._moved = asyncio.Event()
         self._closed = False
+        self.on_move: Callable[[str], None] = _nobody
+        """Hears the code of a node after each piece of its stream that the view has taken in, and when it is lost or
+        has left. It raises nothing."""
 
     def __repr__(self) -> str:
         return f"<Following {sorted(self._followed)} wanted={self._wanted}>"
@@ -114,6 +117,7 @@ class Following:
         self._view.leave(code)
         if self._warm is not None:
             self._warm.admit(code, False)
+        self.on_move(code)
 
     async def close(self) -> None:
         """Follow nobody any more. The view stays as it is, every node partial."""
@@ -192,6 +196,7 @@ class Following:
                 told = True
             finally:
                 self._view.lost(code, self._now())
+                self.on_move(code)
                 self._turned()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -215,6 +220,7 @@ class Following:
                     if not self._view.apply(code, frame_of(line), self._now()):
                         raise NodeUnavailable("its stream does not go on from where it was")
                 self._arrived(code, before)
+                self.on_move(code)
                 self._turned()
                 node = self._view.node(code)
                 yield node is not None and node.since is None
@@ -232,3 +238,7 @@ class Following:
         over = place.stream != wanted.stream and (before is None or before.stream != place.stream)
         if over or self._reached(wanted.position):
             del self._wanted[code]
+
+
+def _nobody(_code: str) -> None:
+    """Before anybody wants to hear."""

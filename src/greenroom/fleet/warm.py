@@ -148,6 +148,26 @@ class WarmIndex:
         stock.enter(node)
         return node
 
+    def send(self, node: str, pool: Pool) -> None:
+        """A claim goes to a node that was not picked: to stand in its queue, for it is dry. It is settled as others."""
+        stock = self._stocks.get(pool)
+        if stock is None:
+            stock = self._stocks[pool] = _Stock()
+        stock.leave(node)
+        stock.sent[node] = stock.sent.get(node, 0) + 1
+        if node in self._admitted:
+            stock.enter(node)
+
+    def sent(self, node: str, pool: Pool) -> int:
+        """Claims on their way to a node, or in its queue, that are not settled."""
+        stock = self._stocks.get(pool)
+        return 0 if stock is None else stock.sent.get(node, 0)
+
+    def keepers(self, pool: Pool) -> Collection[str]:
+        """The nodes that may be picked and have told of a pool, whatever they have of it."""
+        stock = self._stocks.get(pool)
+        return [] if stock is None else [node for node in stock.told if node in self._admitted]
+
     def settle(self, node: str, pool: Pool) -> None:
         """A claim that was picked for is taken off no longer: see the module. One that was not is no harm."""
         stock = self._stocks.get(pool)

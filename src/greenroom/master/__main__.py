@@ -23,7 +23,7 @@ async def main(spec: RoleSpec) -> None:
             master = Master(store, client, spec.config)
             async with master.running():
                 app = application(master.routes(), verifier, quiet=master.QUIET)
-                app.state.on_leave = [master.watch.close]
+                app.state.on_leave = [master.close]
                 await run_role(app, spec)
     finally:
         await store.close()

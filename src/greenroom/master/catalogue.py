@@ -1,7 +1,8 @@
-"""Templates and pools as the master uses them: read from the store once, and again when another has written.
+"""Templates, pools and what else is declared, as the master uses them: read from the store once, and again when another
+has written.
 
-Claims look templates up here, so that none of them waits for the store. SQLite cannot call us when another
-process commits; its `data_version` is a counter in shared memory, so asking it every second costs nothing.
+Claims look templates and quotas up here, so that none of them waits for the store. SQLite cannot call us when another
+process commits; its `data_version` is a counter in shared memory, so asking it every 50 ms costs next to nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from greenroom.config import PoolsConfig
 from greenroom.errors import BadRequest, GreenroomError, UnknownTemplate
+from greenroom.master.declared import Declarations
+from greenroom.master.quotas import Quota
 from greenroom.store.records import NodeRecord, Store
 from greenroom.wire.ids import new_template_id
 from greenroom.wire.messages import PoolSpec, Size, Template
@@ -23,8 +27,8 @@ BASE = "base"
 BASE_SIZE = Size("small", cpus=1, memory_mib=512, disk_mib=4096)
 DEFAULT_TAG = "default"
 """The one tag a template has until templates can be built."""
-LOOK_EVERY = 1.0
-"""Seconds between looks for another process's writes."""
+LOOK_EVERY = 0.05
+"""Seconds between looks for another process's writes; a pool is to follow its declaration within 0.1 s."""
 
 
 class Catalogue:
@@ -37,6 +41,12 @@ class Catalogue:
         self.templates: list[Template] = []
         self.pools: list[PoolSpec] = []
         self.nodes: list[NodeRecord] = []
+        self.declared = Declarations()
+        """Objects of the Kubernetes dialect that pools are made from."""
+        self.quotas: dict[str, list[Quota]] = {}
+        """By namespace."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called whenever something was read that may be other than before."""
 
     async def load(self) -> bool:
         """Read everything if another process has written since the last time; True if it was read."""
@@ -50,9 +60,13 @@ class Catalogue:
     async def _read(self) -> None:
         templates, pools = await self._store.templates(), await self._store.pools()
         self.nodes = await self._store.nodes()
+        objects = [(await self._store.objects(resource))[1] for resource in Declarations.RESOURCES]
         self.templates, self.pools = templates, pools
         self._by_ref = {template.name: template for template in templates}
         self._by_ref |= {template.template_id: template for template in templates}
+        self.declared.read([stored for kind in objects for stored in kind])
+        self.quotas = self.declared.quotas()
+        self.on_change()
 
     async def seed(self, config: PoolsConfig) -> None:
         """Make sure that the base template exists, and that its pool is what the settings say: the default one in a
@@ -74,14 +88,15 @@ class Catalogue:
 
     async def template(self, ref: str) -> Template:
         """The template with this id or name, either with or without `:default`. Raises UnknownTemplate."""
-        found = self._find(ref)
+        found = self.find(ref)
         if found is None and await self.load():
-            found = self._find(ref)
+            found = self.find(ref)
         if found is None:
             raise UnknownTemplate(f"there is no template {ref!r}")
         return found
 
-    def _find(self, ref: str) -> Template | None:
+    def find(self, ref: str) -> Template | None:
+        """The template with this id or name, if it is known."""
         name, _, tag = ref.partition(":")
         return self._by_ref.get(name) if tag in ("", DEFAULT_TAG) else None
 
@@ -109,13 +124,17 @@ class Catalogue:
 
     async def follow(self, changed: asyncio.Event) -> None:
         """Read again whenever another process has written, and set `changed`. Runs until it is cancelled."""
+        told = False
         while True:
             await asyncio.sleep(LOOK_EVERY)
             try:
                 if await self.load():
                     changed.set()
+                told = False
             except GreenroomError as error:
-                _log.warning("the store cannot be read, going on with what is known: %s", error)
+                if not told:
+                    _log.warning("the store cannot be read, going on with what is known: %s", error)
+                told = True
 
 
 def _place(record: NodeRecord) -> tuple[str, ...]:

@@ -9,15 +9,16 @@ here: claims with the same key go one after the other, to the node that had the 
 know a key asks every live node before it creates, since another master or an earlier self may have placed it;
 while one of them cannot be asked, the key waits (503). The memory of keys is bounded and only saves that
 question.
+
+Names and quotas are looked after by `admission`, before any node is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,15 +27,21 @@ from greenroom.errors import (
     GreenroomError,
     NodeUnavailable,
     NotFound,
+    OutcomeUnknown,
     PoolDry,
     SandboxEnded,
     TemporaryError,
     UnknownSnapshot,
 )
+from greenroom.fleet.settling import Settling
+from greenroom.fleet.warm import Pool
+from greenroom.master.admission import Admission
 from greenroom.master.catalogue import Catalogue
+from greenroom.master.inflight import Ticket
 from greenroom.master.membership import Membership
 from greenroom.master.metrics import PLACEMENTS
-from greenroom.master.placement import Hints
+from greenroom.master.placement import Placement
+from greenroom.master.turns import Turns
 from greenroom.wire import metrics
 from greenroom.wire.calling import RoleClient
 from greenroom.wire.ids import is_snapshot_id, node_code_of
@@ -51,6 +58,10 @@ ASK_AGAIN = 3.0
 lease, after which it is no longer asked."""
 SLACK = 5.0
 """Seconds beyond queue and hand-over for a node to answer a claim."""
+DRY_AGAIN = 2.0
+"""Seconds after which a claim that no pool could serve may be tried again."""
+_LOOK_AGAIN = 0.05
+"""Seconds between looks for a node that keeps a pool, while none does."""
 
 
 def _home(request: ClaimRequest) -> str:
@@ -61,77 +72,120 @@ def _home(request: ClaimRequest) -> str:
 
 
 class Claims:
-    """Places claims on nodes."""
+    """Places claims on nodes. `arrived` hears of each claim on a pool."""
 
     def __init__(
         self,
         client: RoleClient,
         membership: Membership,
-        hints: Hints,
+        placement: Placement,
+        settling: Settling,
+        admission: Admission,
         catalogue: Catalogue,
         config: ClaimsConfig,
+        arrived: Callable[[Pool], None] = lambda _pool: None,
     ) -> None:
         self._client = client
         self._membership = membership
-        self._hints = hints
+        self._placement = placement
+        self._settling = settling
+        self._admission = admission
         self._catalogue = catalogue
         self._config = config
+        self._arrived = arrived
         self._homes: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._turns = Turns()
 
     def statistics(self) -> dict[str, int]:
         """How many keys are remembered, and how many have a claim under way."""
         return {"remembered": len(self._homes), "under_way": len(self._turns)}
 
     async def claim(self, request: ClaimRequest) -> Sandbox:
-        """Place one claim. Raises what its node answered, or NodeUnavailable, PoolDry, OutcomeUnknown."""
+        """Place one claim. Raises what its node answered, or NodeUnavailable, PoolDry, OutcomeUnknown, NameTaken,
+        QuotaExceeded."""
         if not request.snapshot:
             template = await self._catalogue.template(request.template)
             request = msgspec.structs.replace(request, template=template.name)
         if request.key.startswith(AUTO):
-            return await self._place(request)
-        async with self._turn(request.key):
+            return await self._admitted(request)
+        longest = request.wait + self._config.handover_deadline + SLACK
+        async with self._turns.turn(request.key, longest, "this idempotency key"):
             home = self._remembered(request.key)
             if home is None:
                 home = await self._ask(request.key)
             if home is None:
-                return await self._place(request)
+                return await self._admitted(request)
             self._remember(request.key, home.name)
+            self._admission.check_again(request, home.code)
             return await self._send(home, request, request.wait)
 
-    async def _place(self, request: ClaimRequest) -> Sandbox:
+    async def _admitted(self, request: ClaimRequest) -> Sandbox:
+        """Place a claim whose name is free and which is within its owner's quotas."""
+        longest = request.wait + self._config.handover_deadline + SLACK
+        async with self._admission.admit(request) as ticket:
+            try:
+                sandbox = await self._place(request, ticket)
+            except (OutcomeUnknown, asyncio.CancelledError):
+                self._admission.lost(ticket, longest)
+                raise
+            except BaseException:
+                self._admission.failed(ticket)
+                raise
+            self._admission.answered(ticket, sandbox.sandbox_id)
+            return sandbox
+
+    async def _place(self, request: ClaimRequest, ticket: Ticket) -> Sandbox:
         if request.snapshot:
             # Its node is the only one that has it; whether it can is for it to say.
-            home = next((node for node in self._membership.live() if node.code == _home(request)), None)
-            if home is None:
+            home = self._membership.of_code(_home(request))
+            if home is None or not home.live:
                 raise NodeUnavailable("the node that has this snapshot is not there at the moment")
-            self._remember(request.key, home.name)
-            return await self._send(home, request, request.wait)
+            self._remember(request.key, home.status.name)
+            sandbox = await self._send(home.status, request, request.wait)
+            self._settling.after(home.status.code, time.monotonic(), lambda: self._admission.told(ticket))
+            return sandbox
         pool = (request.template, request.size.name)
+        if request.warm != "never":
+            self._arrived(pool)
         ends = time.monotonic() + request.wait
         tried: list[str] = []
         dry: PoolDry | None = None
         last: TemporaryError = NodeUnavailable("no node can take a sandbox at the moment")
         while True:
-            nodes = {status.name: status for status in self._membership.placeable()}
-            name = self._hints.choose(nodes, pool, tried, warm_only=dry is not None)
-            if name is None:
-                raise dry or last
-            tried.append(name)
-            wait = request.wait if dry is None else max(0.0, ends - time.monotonic())
-            self._hints.sent(name, pool)
-            self._remember(request.key, name)
+            left = max(0.0, ends - time.monotonic())
+            over = dry is not None and left < _LOOK_AGAIN
+            node = self._placement.choose(pool, tried, request.warm, warm_only=over)
+            if node is None and request.warm == "require" and not tried and left > 0:
+                # A pool may be declared in the moment before, or its nodes be about to come.
+                await asyncio.sleep(min(left, _LOOK_AGAIN))
+                continue
+            if node is None:
+                raise dry or (_undeclared(request) if request.warm == "require" and not tried else last)
+            code = node.code
+            tried.append(code)
+            self._remember(request.key, node.name)
+            settle = self._settlement(code, pool)
             try:
-                return await self._send(nodes[name], request, wait)
+                sandbox = await self._send(node, request, request.wait if dry is None else left)
             except NodeUnavailable as error:
-                self._hints.not_taken(name, pool)
+                settle()
                 self._homes.pop(request.key, None)
                 last = error
             except PoolDry as error:
-                self._hints.not_taken(name, pool)
-                self._hints.dry(name, pool)
+                # Its answer says where its stream stood: from there on the view knows that it is dry.
+                self._settling.after(code, time.monotonic(), settle)
                 self._homes.pop(request.key, None)
                 dry = dry or error
+            except BaseException:
+                settle()
+                raise
+            else:
+                self._settling.after(code, time.monotonic(), settle)
+                self._settling.after(code, time.monotonic(), lambda: self._admission.told(ticket))
+                return sandbox
+
+    def _settlement(self, code: str, pool: Pool) -> Callable[[], None]:
+        return lambda: self._placement.settle(code, pool)
 
     async def _send(self, node: NodeStatus, request: ClaimRequest, wait: float) -> Sandbox:
         with metrics.Outcome(PLACEMENTS):
@@ -188,17 +242,11 @@ class Claims:
         while len(self._homes) > REMEMBERED:
             self._homes.popitem(last=False)
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, key: str) -> AsyncIterator[None]:
-        """One claim with this key at a time."""
-        lock, users = self._turns.get(key, (asyncio.Lock(), 0))
-        self._turns[key] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            users = self._turns[key][1] - 1
-            if users:
-                self._turns[key] = (lock, users)
-            else:
-                del self._turns[key]
+
+def _undeclared(request: ClaimRequest) -> PoolDry:
+    """No node keeps the pool that a claim insists on."""
+    return PoolDry(
+        f"no node keeps {request.template} sandboxes of size {request.size.name} warm; declare a warm pool of them, "
+        "or ask without insisting on a warm one",
+        retry_after=DRY_AGAIN,
+    )

@@ -41,6 +41,8 @@ class Membership:
     def __init__(self, lease: float, first_revision: int = 0) -> None:
         self._lease = lease
         self._members: dict[str, _Member] = {}
+        self._codes: dict[str, str] = {}
+        """Names by code."""
         self.revision = first_revision
 
     def __repr__(self) -> str:
@@ -57,6 +59,7 @@ class Membership:
         for record in records:
             if record.name not in self._members:
                 self._members[record.name] = _Member(status_of(record), now + self._lease, record.last_seen)
+                self._codes[record.code] = record.name
                 changed = True
         return self._risen(changed)
 
@@ -66,6 +69,9 @@ class Membership:
             if name != status.name and member.status.code == status.code:
                 raise KeyConflict(f"the node code {status.code} belongs to the node {name}")
         known = self._members.get(status.name)
+        if known is not None:
+            self._codes.pop(known.status.code, None)
+        self._codes[status.code] = status.name
         if known is None:
             self._members[status.name] = _Member(status, now + self._lease, wall)
             return self._risen(True)
@@ -93,12 +99,19 @@ class Membership:
 
     def remove(self, name: str) -> bool:
         """Forget a node."""
-        return self._risen(self._members.pop(name, None) is not None)
+        member = self._members.pop(name, None)
+        if member is not None:
+            self._codes.pop(member.status.code, None)
+        return self._risen(member is not None)
 
     def get(self, name: str) -> NodeInfo | None:
         """One node, or None."""
         member = self._members.get(name)
         return None if member is None else _info(member)
+
+    def of_code(self, code: str) -> NodeInfo | None:
+        """The node with this code, or None."""
+        return self.get(self._codes.get(code, ""))
 
     def nodes(self) -> NodeList:
         """The whole table, by name."""
@@ -131,7 +144,7 @@ class Membership:
 
 def _visible(status: NodeStatus) -> NodeStatus:
     """The part of a status that others route by: counts change with every heartbeat and must wake nobody."""
-    return msgspec.structs.replace(status, pools=[], sandboxes=0, paused=0, snapshots=0)
+    return msgspec.structs.replace(status, pools=[], sandboxes=0, paused=0, snapshots=0, room_mib=None)
 
 
 def _info(member: _Member) -> NodeInfo:

@@ -1,28 +1,35 @@
-"""Which node a claim goes to. Pure: it is fed with heartbeats and with the claims that are under way.
+"""Which node a claim goes to: a warm one, found without looking at all; else the shortest queue.
 
-The counts of warm members are *hints*: they are as old as the last heartbeat, and several masters place at
-the same time. That is enough, because the node decides (a claim is a transaction there) and its reply
-corrects us: between two heartbeats a master takes its own claims off the count it was told, and a node that
-says it is dry is dry until it reports again. A wrong hint costs a wait or one more hop, never a wrong
-sandbox.
+What nodes have is a *hint*, told by their streams of changes a moment ago, while several masters place at the same
+time. That is enough, because the node decides (a claim is a transaction there) and its reply corrects us: a claim is
+taken off a node's stock from its placing until the view is as far as the node's answer. A wrong hint costs a wait or
+one more hop, never a wrong sandbox.
+
+A node whose stream is not followed at the moment is not picked as a warm one; where no other is, its last heartbeat
+says what it had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Literal
 
 import msgspec
 
-from greenroom.wire.messages import NodeStatus, PoolStatus
+from greenroom.fleet.view import View
+from greenroom.fleet.warm import Pool, WarmIndex
+from greenroom.master.membership import Membership
+from greenroom.wire.messages import NodeStatus
 
-Pool = tuple[str, str]
-"""Template name and size name."""
+Policy = Literal["never", "prefer", "require"]
+"""What a claim says of warm members, see `ClaimRequest.warm`."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as placement sees it: warm members and queue of one pool, if it keeps that pool at all."""
+    """A node as it stands for a claim on one pool: its members and queue, if it keeps that pool at all."""
 
     name: str
+    code: str
     keeps_pool: bool
     warm: int
     starting: int
@@ -50,77 +57,104 @@ def choose(candidates: Iterable[Candidate]) -> Candidate | None:
     )
 
 
-class Hints:
-    """What is known of each node's pools between heartbeats: the last report, less what was sent since."""
+class Placement:
+    """Chooses nodes. Each choice counts as a claim on its way until it is settled."""
 
-    def __init__(self) -> None:
-        self._reports: dict[str, NodeStatus] = {}
-        self._sent: dict[str, dict[Pool, int]] = {}
-        self._dry: dict[str, set[Pool]] = {}
-
-    def __repr__(self) -> str:
-        return f"Hints(nodes={sorted(self._reports)}, sent={self._sent}, dry={self._dry})"
-
-    def reported(self, status: NodeStatus) -> None:
-        """A node has told about itself: its word replaces every guess."""
-        self._reports[status.name] = status
-        self._sent.pop(status.name, None)
-        self._dry.pop(status.name, None)
-
-    def forget(self, name: str) -> None:
-        """The node left the table."""
-        for part in (self._reports, self._sent, self._dry):
-            part.pop(name, None)
-
-    def sent(self, name: str, pool: Pool) -> None:
-        """A claim goes to the node now."""
-        counts = self._sent.setdefault(name, {})
-        counts[pool] = counts.get(pool, 0) + 1
-
-    def not_taken(self, name: str, pool: Pool) -> None:
-        """The claim did not reach the node or it refused it."""
-        counts = self._sent.get(name, {})
-        if counts.get(pool, 0) > 0:
-            counts[pool] -= 1
-
-    def dry(self, name: str, pool: Pool) -> None:
-        """The node answered that it has no warm member."""
-        self._dry.setdefault(name, set()).add(pool)
-
-    def candidate(self, name: str, pool: Pool) -> Candidate:
-        """How the node stands for a claim on `pool`; a node that has not reported yet has nothing."""
-        status = self._reports.get(name)
-        sent = self._sent.get(name, {}).get(pool, 0)
-        counts = _pool_of(status, pool)
-        if counts is None:
-            sandboxes = 0 if status is None else status.sandboxes
-            return Candidate(
-                name=name, keeps_pool=False, warm=0, starting=0, waiting=sent, sandboxes=sandboxes + sent
-            )
-        is_dry = pool in self._dry.get(name, ())
-        warm = 0 if is_dry else max(0, counts.warm - sent)
-        return Candidate(
-            name=name,
-            keeps_pool=counts.target > 0 or counts.warm > 0,
-            warm=warm,
-            starting=counts.starting,
-            waiting=counts.waiting + max(0, sent - counts.warm),
-            sandboxes=(0 if status is None else status.sandboxes) + sent,
-        )
+    def __init__(self, view: View, warm: WarmIndex, membership: Membership) -> None:
+        self._view = view
+        self._warm = warm
+        self._membership = membership
 
     def choose(
-        self, names: Iterable[str], pool: Pool, tried: Collection[str] = (), warm_only: bool = False
-    ) -> str | None:
-        """The best of `names` (live and not draining) that was not tried yet, or None.
+        self, pool: Pool, tried: Collection[str] = (), policy: Policy = "prefer", *, warm_only: bool = False
+    ) -> NodeStatus | None:
+        """The node for one claim, none of those with the codes `tried`; None when there is none.
 
-        With `warm_only`, nodes without a warm member do not count: the claim has waited already.
+        With `warm_only` it has a warm member: the claim has waited already.
         """
-        candidates = [self.candidate(name, pool) for name in names if name not in tried]
-        best = choose(node for node in candidates if node.warm > 0 or not warm_only)
-        return None if best is None else best.name
+        if policy == "never":
+            return self._sent(self._emptiest(tried), pool)
+        code = self._warm.pick(pool, tried)
+        if code is not None:
+            info = self._membership.of_code(code)
+            if info is not None and info.live and not info.status.draining:
+                return info.status
+            self._warm.settle(code, pool)
+        best = choose(
+            node
+            for node in self._candidates(pool, tried)
+            if (node.warm > 0 or not warm_only) and (node.keeps_pool or policy == "prefer")
+        )
+        return self._sent(best, pool)
 
+    def settle(self, code: str, pool: Pool) -> None:
+        """The view knows of a claim that was placed, or nothing came of it."""
+        self._warm.settle(code, pool)
 
-def _pool_of(status: NodeStatus | None, pool: Pool) -> PoolStatus | None:
-    if status is None:
-        return None
-    return next((entry for entry in status.pools if (entry.template, entry.size) == pool), None)
+    def _sent(self, best: Candidate | None, pool: Pool) -> NodeStatus | None:
+        info = None if best is None else self._membership.of_code(best.code)
+        if info is None:
+            return None
+        self._warm.send(info.status.code, pool)
+        return info.status
+
+    def _candidates(self, pool: Pool, tried: Collection[str]) -> list[Candidate]:
+        """The nodes that keep the pool; where there are none, all."""
+        told = []
+        # Of those that are not seen now, the heartbeats tell.
+        for code in {*self._warm.keepers(pool), *self._view.partial()}:
+            info = self._membership.of_code(code)
+            if code not in tried and info is not None and info.live and not info.status.draining:
+                told.append(self.candidate(info.status, pool))
+        keepers = [node for node in told if node.keeps_pool]
+        if keepers:
+            return keepers
+        statuses = (status for status in self._membership.placeable() if status.code not in tried)
+        return [self.candidate(status, pool) for status in statuses]
+
+    def _emptiest(self, tried: Collection[str]) -> Candidate | None:
+        nodes = []
+        for status in self._membership.placeable():
+            if status.code not in tried:
+                count = self._sandboxes(status)
+                nodes.append(
+                    Candidate(
+                        name=status.name,
+                        code=status.code,
+                        keeps_pool=False,
+                        warm=0,
+                        starting=0,
+                        waiting=0,
+                        sandboxes=count,
+                    )
+                )
+        return choose(nodes)
+
+    def _sandboxes(self, status: NodeStatus) -> int:
+        node = self._view.node(status.code)
+        return status.sandboxes if node is None or node.position is None else len(node.entries)
+
+    def candidate(self, status: NodeStatus, pool: Pool) -> Candidate:
+        """How a node stands for a claim on `pool`."""
+        node = self._view.node(status.code)
+        sent = self._warm.sent(status.code, pool)
+        if node is not None and node.since is None:
+            live = node.pools.get(pool)
+            target, warm, starting, waiting = (
+                (0, 0, 0, 0) if live is None else (live.target, live.warm, live.starting, live.waiting)
+            )
+        else:
+            told = next((each for each in status.pools if (each.template, each.size) == pool), None)
+            target, warm, starting, waiting = (
+                (0, 0, 0, 0) if told is None else (told.target, told.warm, told.starting, told.waiting)
+            )
+        return Candidate(
+            name=status.name,
+            code=status.code,
+            keeps_pool=target > 0 or warm > 0,
+            warm=max(0, warm - sent),
+            starting=starting,
+            # Those of this master that wait are among those that it has sent, and are told of a moment later.
+            waiting=max(waiting, sent - warm),
+            sandboxes=self._sandboxes(status) + sent,
+        )

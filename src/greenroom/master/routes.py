@@ -9,25 +9,33 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from greenroom.config import Config
 from greenroom.errors import BadRequest, KeyConflict, NotFound
+from greenroom.fleet.following import Following
+from greenroom.fleet.settling import Settling
+from greenroom.fleet.view import View
+from greenroom.fleet.warm import WarmIndex
+from greenroom.master.admission import Admission
 from greenroom.master.catalogue import Catalogue
 from greenroom.master.claims import Claims
+from greenroom.master.driver import Driver
+from greenroom.master.driving import Driving
 from greenroom.master.membership import Membership, record_of
 from greenroom.master.metrics import CLAIM_SECONDS, CLAIMS, read
-from greenroom.master.placement import Hints
-from greenroom.master.shares import shares_of
+from greenroom.master.placement import Placement
 from greenroom.master.watching import NodeWatch
 from greenroom.store.records import Store
 from greenroom.wire import logs, metrics
 from greenroom.wire.calling import RoleClient
+from greenroom.wire.changes import Position
 from greenroom.wire.messages import ClaimRequest, MasterStatus, NodeStatus, PoolSpec, Registered
 from greenroom.wire.serving import endpoint, json_response, read_json
 from greenroom.wire.tasks import spawn, stop
@@ -44,29 +52,77 @@ class Master:
     def __init__(self, store: Store, client: RoleClient, config: Config) -> None:
         self._config = config
         self.membership = Membership(config.nodes.lease, first_revision=int(time.time() * 1000))
-        self.hints = Hints()
         self.catalogue = Catalogue(store)
-        self.watch = NodeWatch(self.membership)
-        self.claims = Claims(client, self.membership, self.hints, self.catalogue, config.claims)
+        self.warm = WarmIndex()
+        self.view = View(self.warm)
+        self.following = Following(client, self.view, self.warm)
+        self.settling = Settling(self.view)
+        self.watch = NodeWatch(self.membership, self._nodes_changed)
+        driver = Driver(config.pools.default_warm)
+        self.driving = Driving(client, self.view, self.membership, self.catalogue, driver)
+        self.admission = Admission(self.view, self.following, self.membership, self.catalogue, config.claims)
+        self.claims = Claims(
+            client,
+            self.membership,
+            Placement(self.view, self.warm, self.membership),
+            self.settling,
+            self.admission,
+            self.catalogue,
+            config.claims,
+            self.driving.arrived,
+        )
+        self.catalogue.on_change = self.driving.declared
+        self.following.on_move = self._moved
+        client.heard = self._heard
         self._written = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Read the store, then keep leases and the store's changes in view for the length of the block."""
+        """Read the store, then keep leases, nodes and the store's changes in view for the length of the block."""
         await self.catalogue.seed(self._config.pools)
         await self.catalogue.load()
         self.membership.restore(self.catalogue.nodes, time.monotonic())
+        self._nodes_changed()
         tasks = [
             spawn(self.watch.run(), "node-leases"),
             spawn(self.catalogue.follow(self._written), "store-changes"),
             spawn(self._follow_nodes(), "node-records"),
+            spawn(self.driving.run(), "pools"),
         ]
         try:
-            with metrics.reading(lambda: read(self.membership, self.claims.statistics())):
+            with metrics.reading(self._read):
                 yield
         finally:
-            self.watch.close()
+            self.close()
             await stop(*tasks)
+            await self.following.close()
+
+    def close(self) -> None:
+        """The master is leaving: whoever waits for news is answered now."""
+        self.watch.close()
+        self.driving.close()
+
+    def _read(self) -> Iterable[Metric]:
+        return read(
+            self.membership,
+            self.claims.statistics(),
+            self.admission.statistics(),
+            self.driving.statistics(),
+            self.view.statistics(),
+        )
+
+    def _nodes_changed(self) -> None:
+        infos = self.membership.nodes().nodes
+        self.following.nodes(infos)
+        self.driving.nodes(infos)
+
+    def _heard(self, position: Position) -> None:
+        self.settling.heard(position)
+        self.following.heard(position)
+
+    def _moved(self, code: str) -> None:
+        self.settling.moved(code, time.monotonic())
+        self.driving.moved(code)
 
     async def _follow_nodes(self) -> None:
         """Take over what other masters wrote: nodes they registered, dead ones they were told to forget."""
@@ -77,17 +133,9 @@ class Master:
             kept = {record.name for record in self.catalogue.nodes}
             for info in self.membership.nodes().nodes:
                 if info.status.name not in kept and not info.live:
-                    changed |= self._forget(info.status.name)
+                    changed |= self.membership.remove(info.status.name)
             if changed:
                 self.watch.changed()
-
-    def _forget(self, name: str) -> bool:
-        self.hints.forget(name)
-        return self.membership.remove(name)
-
-    def _shares(self, name: str) -> Registered:
-        placeable = [status.name for status in self.membership.placeable()]
-        return Registered(shares_of(name, self.catalogue.pools, placeable))
 
     async def register(self, request: Request) -> Response:
         """A node enters the table, or enters it again: KeyConflict when its code is another node's."""
@@ -98,8 +146,7 @@ class Master:
         if self.membership.register(status, time.monotonic(), wall):
             _log.info("node %s (code %s) registered at %s", status.name, status.code, status.api_url)
             self.watch.changed()
-        self.hints.reported(status)
-        return json_response(self._shares(status.name))
+        return json_response(Registered(self.driving.heard(status)))
 
     async def heartbeat(self, request: Request) -> Response:
         """A node is alive. 404 makes it register again, as it does after a master's restart."""
@@ -112,8 +159,7 @@ class Master:
         if changed:
             await self.catalogue.put_node(record_of(status, time.time()))
             self.watch.changed()
-        self.hints.reported(status)
-        return json_response(self._shares(status.name))
+        return json_response(Registered(self.driving.heard(status)))
 
     async def nodes(self, request: Request) -> Response:
         """The node table, at once or (`after`, `wait`) when it has changed."""
@@ -130,7 +176,7 @@ class Master:
         if info.live:
             raise KeyConflict(f"the node {name} is alive; stop it first")
         await self.catalogue.remove_node(name)
-        if self._forget(name):
+        if self.membership.remove(name):
             self.watch.changed()
         return Response(status_code=204)
 
@@ -154,8 +200,14 @@ class Master:
         """All declared pools, whole targets."""
         return json_response(self.catalogue.pools)
 
+    async def driven_pools(self, request: Request) -> Response:
+        """What became of the declared SandboxWarmPools, at once or (`after`, `wait`) when that has changed."""
+        after = _number(request, "after", int)
+        wait = _number(request, "wait", float)
+        return json_response(await self.driving.newer(int(after), wait))
+
     async def put_pool(self, request: Request) -> Response:
-        """Declare, change or (target 0) remove a pool. Nodes learn their share with their next heartbeat."""
+        """Declare, change or (target 0) remove a pool. Nodes are told their share at once."""
         pool = await read_json(request, PoolSpec)
         template = await self.catalogue.template(pool.template)
         pool = msgspec.structs.replace(pool, template=template.name)
@@ -184,6 +236,7 @@ class Master:
             endpoint("GET", "/v1/templates", self.templates, readers),
             endpoint("GET", "/v1/templates/{ref:path}", self.template, readers),
             endpoint("GET", "/v1/pools", self.pools, readers),
+            endpoint("GET", "/v1/pools/driven", self.driven_pools, readers),
             endpoint("PUT", "/v1/pools", self.put_pool, ("operator",)),
             endpoint("GET", "/v1/status", self.status, readers),
         ]

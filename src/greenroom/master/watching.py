@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 from greenroom.master.membership import Membership
 from greenroom.wire.messages import NodeList
@@ -17,10 +18,11 @@ LONGEST_WAIT = 30.0
 
 
 class NodeWatch:
-    """Wakes those who wait for the node table, and the table when a lease ends."""
+    """Wakes those who wait for the node table, and the table when a lease ends. `on_change` hears of each change."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, on_change: Callable[[], None] = lambda: None) -> None:
         self._membership = membership
+        self._on_change = on_change
         self._next = asyncio.Event()
         self._rearmed = asyncio.Event()
         self._closing = False
@@ -30,6 +32,7 @@ class NodeWatch:
         self._next.set()
         self._next = asyncio.Event()
         self._rearmed.set()
+        self._on_change()
 
     def close(self) -> None:
         """The master is leaving: answer everyone now, so that nobody holds its end up."""

@@ -50,6 +50,15 @@ class Headroom:
         self._memory = memory
         self._disk = disk
 
+    def room_mib(self) -> int:
+        """MiB of memory that more members may take; 0 where nothing may be started for whatever reason."""
+        if self.shortage() is not None:
+            return 0
+        try:
+            return max(0, self._memory() - self._config.memory_floor_mib)
+        except OSError:
+            return 0
+
     def emergency(self) -> Shortage | None:
         """The disk, where it is so full that a guest's first write would stop it; None while it is not."""
         try:

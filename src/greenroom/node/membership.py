@@ -15,7 +15,8 @@ _CALL_DEADLINE = 5.0
 
 
 class Membership:
-    """Keeps one node registered. `apply` is called whenever its share of the pools differs from before."""
+    """Keeps one node registered. `apply` is called whenever its share of the pools differs from before, or from what it
+    has now (`current`): a master tells it between heartbeats too, which can be lost or come late."""
 
     def __init__(
         self,
@@ -24,12 +25,14 @@ class Membership:
         status: Callable[[], NodeStatus],
         apply: Callable[[list[PoolSpec]], Awaitable[None]],
         heartbeat: float,
+        current: Callable[[], list[PoolSpec]] | None = None,
     ) -> None:
         self._client = client
         self._masters = masters
         self._status = status
         self._apply = apply
         self._heartbeat = heartbeat
+        self._current = current
         self._shares: list[PoolSpec] | None = None
         self._registered = False
 
@@ -74,7 +77,10 @@ class Membership:
                 continue
             # A node that leaves is given no share any more. Its members stay as they are: they are about to end, or
             # are left for its next run, which has the share it had before.
-            if answer.pools != self._shares and not self._status().draining:
+            known = answer.pools == self._shares and (
+                self._current is None or answer.pools == self._current()
+            )
+            if not known and not self._status().draining:
                 self._shares = answer.pools
                 await self._apply(answer.pools)
             return

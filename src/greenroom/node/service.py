@@ -153,6 +153,7 @@ async def _serve(
             paused=keeper.paused(),
             snapshots=len(branching),
             draining=drained,
+            room_mib=warmer.room_mib(),
         )
 
     async def apply(pools: list[PoolSpec]) -> None:
@@ -161,7 +162,7 @@ async def _serve(
 
     if known := journal.pools():
         await warmer.set_pools(known, tell_progress)
-    membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat)
+    membership = Membership(client, spec.master_urls, status, apply, config.nodes.heartbeat, warmer.declared)
     app = application(routes(keeper, branching, warmer, followers, status), verifier)
 
     def drain() -> None:

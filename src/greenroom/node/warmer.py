@@ -31,6 +31,10 @@ _log = logging.getLogger(__name__)
 PoolKey = tuple[str, Size]
 _AFTER_A_CLAIM = 0.001
 """Seconds after which refill looks what a claim has taken: the claim goes first, a restore takes far longer."""
+_NEWEST = 0.2
+"""Weight of the last member in how long making one takes."""
+_MEASURE_EVERY = 30.0
+"""Seconds between two looks at how much memory a waiting member of a pool takes."""
 _AFTER_A_FAULT = 1.0
 """Seconds the refill loop rests after a step that failed for a reason nobody foresaw."""
 
@@ -46,6 +50,22 @@ class _Warm:
         self.problem = ""
         self.told: PoolCounts | None = None
         """Its numbers as they were told last."""
+        self.make_seconds: float | None = None
+        """How long making a member takes, lately."""
+        self.member_mib: int | None = None
+        """Memory that one takes while it waits."""
+        self.measured_at: float | None = None
+
+    @property
+    def failing(self) -> bool:
+        """The last try to make a member, or what members are made from, came to nothing."""
+        without = bool(self.problem) and self.preparing is not None and self.preparing.done()
+        return without or self.pool.failing
+
+    def made(self, seconds: float) -> None:
+        """A member has been made."""
+        before = self.make_seconds
+        self.make_seconds = seconds if before is None else before + _NEWEST * (seconds - before)
 
     def counts(self) -> PoolCounts | None:
         """Its numbers, or None when they are as they were at the last call."""
@@ -88,6 +108,7 @@ class Warmer:
         self._last_served: PoolKey | None = None
         self._parallel = config.pools.refill_parallel or os.cpu_count() or 1
         self._closing = False
+        self._declared: list[PoolSpec] = []
         self.tell: Callable[[PoolCounts], None] = _nobody
         """Hears of each change of a pool's numbers."""
 
@@ -110,7 +131,8 @@ class Warmer:
 
     async def set_pools(self, specs: Iterable[PoolSpec], progress: Progress) -> None:
         """Declare this node's share of every pool; one that is left out drains."""
-        wanted = {(spec.template, spec.size): spec for spec in specs}
+        self._declared = list(specs)
+        wanted = {(spec.template, spec.size): spec for spec in self._declared}
         for key, warm in self._pools.items():
             if key not in wanted and warm.pool.target > 0:
                 warm.spec = PoolSpec(template=key[0], size=key[1], target=0)
@@ -124,6 +146,14 @@ class Warmer:
             self._prepare(key, progress)
         await self._take_in_adopted()
         self._kick.set()
+
+    def declared(self) -> list[PoolSpec]:
+        """This node's share of every pool, as it was declared last."""
+        return self._declared
+
+    def room_mib(self) -> int | None:
+        """MiB of memory that more members may take; None where they take nothing."""
+        return None if self._headroom is None else self._headroom.room_mib()
 
     async def _take_in_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
@@ -283,6 +313,10 @@ class Warmer:
                     waiting=len(pool.waiting),
                     failed=pool.failed,
                     reason=reason,
+                    failing=warm.failing,
+                    make_seconds=warm.make_seconds,
+                    refill_rate=None if not warm.make_seconds else self._parallel / warm.make_seconds,
+                    member_mib=warm.member_mib,
                 )
             )
         return found
@@ -386,8 +420,20 @@ class Warmer:
             self._count_failure(key, counted.failure_reason(error))
             self._apply(key, machine.MemberFailed("it was interrupted", loop.time()))
             raise
-        counted.REFILL_SECONDS.labels(key[0], key[1].name).observe(time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        counted.REFILL_SECONDS.labels(key[0], key[1].name).observe(seconds)
+        warm.made(seconds)
         self._join(vm, key)
+        if warm.measured_at is None or loop.time() - warm.measured_at > _MEASURE_EVERY:
+            warm.measured_at = loop.time()
+            spawn(self._measure(vm, warm), f"memory of {vm.name}")
+
+    async def _measure(self, vm: Vm, warm: _Warm) -> None:
+        """How much memory a member takes; what has gone meanwhile, or runs for a claim, tells nothing."""
+        pid = vm.describe().pid
+        taken = None if pid is None else await asyncio.to_thread(own_memory_mib, pid)
+        if taken is not None and vm.name in self._members:
+            warm.member_mib = max(taken, warm.member_mib or 0)
 
     def _count_failure(self, key: PoolKey, reason: str) -> None:
         counted.REFILL_FAILURES.labels(key[0], key[1].name, reason).inc()
@@ -406,6 +452,19 @@ class Warmer:
             self._count_failure(key, "vm_ended")
             self._apply(key, machine.MemberEnded(vm.name, asyncio.get_running_loop().time()))
             await self._runtime.stop(vm)
+
+
+def own_memory_mib(pid: int) -> int | None:
+    """MiB that a process has for itself (Private_Dirty of smaps_rollup, proc(5)), rounded up; None when it has gone.
+
+    What it has only read of its golden is as good as everybody's.
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = [line for line in text.splitlines() if line.startswith("Private_Dirty:")]
+    return -(-int(found[0].split()[1]) // 1024) if found else None
 
 
 def _nobody(_counts: PoolCounts) -> None:

@@ -343,6 +343,14 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     reason: str = ""
     """Why refill is held back, in plain words; empty when it is not."""
+    failing: bool = False
+    """The last try to make a member, or its golden snapshot, came to nothing."""
+    make_seconds: float | None = None
+    """How long making one member takes, as measured lately; None before one was made."""
+    refill_rate: float | None = None
+    """Members that can be made a second at that, all of the node's refill working for this pool."""
+    member_mib: int | None = None
+    """Memory that a waiting member takes, as measured; None where it was not."""
 
 
 class PoolCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -373,6 +381,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int = 0
     """That users took; a paused sandbox is none."""
     draining: bool = False
+    room_mib: int | None = None
+    """MiB of memory that more warm members may take before refill stops; None where members take nothing."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
