@@ -60,7 +60,7 @@ def test_resources_of_a_version() -> None:
     assert core is not None
     assert (core["groupVersion"], [each["name"] for each in core["resources"]]) == (
         "v1",
-        ["namespaces", "events"],
+        ["namespaces", "events", "resourcequotas", "resourcequotas/status"],
     )
     assert discovery.resource_list("agents.x-k8s.io", "v1", ALL) is None
 
