@@ -97,8 +97,9 @@ def desired(pool: Object) -> int:
     wanted = wanted if isinstance(wanted, int) else 0
     scaling = spec.get("autoscaling")
     if isinstance(scaling, dict):
-        lowest = int(scaling.get("minReplicas") or 0)
-        return max(lowest, min(wanted, int(scaling.get("maxReplicas") or wanted)))
+        lowest, highest = scaling.get("minReplicas"), scaling.get("maxReplicas")
+        wanted = min(wanted, highest) if isinstance(highest, int) else wanted
+        return max(wanted, lowest) if isinstance(lowest, int) else wanted
     return wanted
 
 
