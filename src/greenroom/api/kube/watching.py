@@ -140,6 +140,9 @@ class Watcher:
     def __init__(self, selection: Selection | None, wake: Wake, limit: int = QUEUE) -> None:
         self.selection = selection
         self.cut = False
+        # Most watch everything, or a namespace; for those nothing has to be asked.
+        self._simple = selection is None or selection.namespaced_only
+        self._namespace = "" if selection is None else selection.namespace
         self._wake = wake
         self._limit = limit
         self._queue: deque[Change] = deque()
@@ -151,7 +154,9 @@ class Watcher:
 
     def offer(self, change: Change) -> None:
         """A change, unless it is nothing to this watcher."""
-        if self.cut or change.type_for(self.selection) is None:
+        if self.cut or (self._namespace and self._namespace != change.key[0]):
+            return
+        if not self._simple and change.type_for(self.selection) is None:
             return
         if len(self._queue) >= self._limit:
             self.end()
