@@ -28,7 +28,7 @@ class Server:
     def __init__(self) -> None:
         self.world = World(nodes=2).begin()
         self.watched = asyncio.Event()
-        self.app = application(self.world.storages, self._admit)
+        self.app = application(self.world.storages(), self._admit)
         self.url = ""
 
     async def _admit(self, _request: Request, attempt: Attempt) -> None:

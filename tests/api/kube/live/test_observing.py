@@ -155,7 +155,7 @@ async def test_inventories_are_told_once_a_second_and_are_true_when_read() -> No
     (entry,) = inventory["entries"]
     assert (entry["name"], entry["id"], entry["memoryBytes"]) == ("default/box", ONE, 512 << 20)
     assert watcher.waiting <= 1
-    assert inventory["address"] == "n00a:80"
+    assert inventory["address"] == "node-1:1"
     world.fleet.seen.view.leave("n00a")
     assert (await world.inventories.list("")).objects == []
     world.close()
