@@ -30,6 +30,10 @@ class Row:
         labels: Mapping[str, str] = metadata_of(self.object()).get("labels") or {}
         return labels
 
+    def field(self, name: str) -> str | None:
+        """The text that field selectors compare of this field, or None where the object has to be asked."""
+        return None
+
     def json(self) -> tuple[bytes, ...]:
         """The object's JSON, in pieces."""
         return (msgspec.json.encode(self.object()),)

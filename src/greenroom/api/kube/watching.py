@@ -93,18 +93,10 @@ class Change:
             return None
         if selection.namespaced_only:
             return self.type_for(None)
-        was = self._before is not None and self._matches(selection, self._before, 0)
-        if self._after is not None and self._matches(selection, self._after, 1):
+        was = self._before is not None and selection.admits(self._before)
+        if self._after is not None and selection.admits(self._after):
             return "MODIFIED" if was else "ADDED"
         return "DELETED" if was else None
-
-    def _matches(self, selection: Selection, item: Item, which: int) -> bool:
-        if isinstance(item, Row):
-            if selection.fields.requirements:
-                item = self._made()[which] or {}
-            else:
-                return selection.labels.matches(item.labels())
-        return selection.matches(item)
 
     def shown(self, kind: Type) -> Object:
         """The object of an event of this type."""

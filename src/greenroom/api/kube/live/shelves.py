@@ -15,7 +15,7 @@ import msgspec
 
 from greenroom.api.kube.kinds import CLAIM, SANDBOX, Kind
 from greenroom.api.kube.live import documents
-from greenroom.api.kube.live.conditions import Facts, claim_status, ready, sandbox_status
+from greenroom.api.kube.live.conditions import PHASES, Facts, claim_status, ready, sandbox_status
 from greenroom.api.kube.objects import Key, Object
 from greenroom.api.kube.rows import Row
 from greenroom.api.kube.storage import Listing
@@ -124,6 +124,17 @@ class SandboxRow(LiveRow):
     def labels(self) -> Mapping[str, str]:
         """See `Row`."""
         return documents.labels_of(self.facts, documents.document_of(self.facts.listed))
+
+    def field(self, name: str) -> str | None:
+        """See `Row`."""
+        match name:
+            case "status.phase":
+                return PHASES[self.facts.listed.state]
+            case "status.nodeName":
+                return self.facts.node
+            case "spec.operatingMode":
+                return "Suspended" if self.facts.listed.state == "paused" else "Running"
+        return None
 
     def table(self) -> list[str]:
         """See `LiveRow`."""
