@@ -14,7 +14,7 @@ import msgspec
 
 from greenroom.api.kube import tables
 from greenroom.api.kube.kinds import Kind
-from greenroom.api.kube.objects import Object
+from greenroom.api.kube.objects import Object, metadata_of
 from greenroom.api.kube.options import Answering
 from greenroom.api.kube.paging import Page
 from greenroom.api.kube.rows import Item, Row, object_of
@@ -24,7 +24,8 @@ BATCH: Final = 512
 _PARTIAL: Final = b'{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":'
 
 Pieces = list[bytes]
-Add = Callable[[Pieces, Item], None]
+Add = Callable[[Pieces, Sequence[Item]], None]
+"""Adds the texts of some items, each with a comma before it."""
 
 
 def chunks(kind: Kind, page: Page, answer: Answering, now: datetime) -> Iterator[bytes]:
@@ -43,22 +44,44 @@ def chunks(kind: Kind, page: Page, answer: Answering, now: datetime) -> Iterator
             "apiVersion": "meta.k8s.io/v1",
             "metadata": page.metadata,
         }
-        return _list(head, b"items", page.objects, _partial)
+        return _list(head, b"items", page.objects, _each(_partial))
     head = {"kind": kind.list_name, "apiVersion": kind.api_version, "metadata": page.metadata}
-    return _list(head, b"items", page.objects, _whole)
+    return _list(head, b"items", page.objects, _wholes)
 
 
 def _list(head: Object, name: bytes, items: Sequence[Item], add: Add) -> Iterator[bytes]:
-    pieces: Pieces = [msgspec.json.encode(head)[:-1], b',"', name, b'":[']
+    beginning = b'%s,"%s":[' % (msgspec.json.encode(head)[:-1], name)
+    if not items:
+        yield beginning + b"]}"
+        return
     for first in range(0, len(items), BATCH):
-        for place, item in enumerate(items[first : first + BATCH], first):
-            if place:
-                pieces.append(b",")
-            add(pieces, item)
+        pieces: Pieces = []
+        add(pieces, items[first : first + BATCH])
+        if first == 0:
+            pieces[0] = pieces[0].removeprefix(b",")
+            pieces.insert(0, beginning)
+        if first + BATCH >= len(items):
+            pieces.append(b"]}")
         yield b"".join(pieces)
-        pieces = []
-    pieces.append(b"]}")
-    yield b"".join(pieces)
+
+
+def _each(one: Callable[[Pieces, Item], None]) -> Add:
+    def add(pieces: Pieces, items: Sequence[Item]) -> None:
+        for item in items:
+            pieces.append(b",")
+            one(pieces, item)
+
+    return add
+
+
+def _wholes(pieces: Pieces, items: Sequence[Item]) -> None:
+    comma = b","
+    for item in items:
+        pieces.append(comma)
+        if isinstance(item, Row):
+            pieces += item.json()
+        else:
+            pieces.append(msgspec.json.encode(item))
 
 
 def _whole(pieces: Pieces, item: Item) -> None:
@@ -80,25 +103,38 @@ def _rows(kind: Kind, answer: Answering, now: datetime) -> Add:
     present = now.timestamp()
     ages: dict[int, bytes] = {}
     include = answer.include
+    between = {"None": b"", "Metadata": b',"object":' + _PARTIAL, "Object": b',"object":'}[include]
+    # What stands between the cells of a row that makes them itself, but for its age, and its object.
+    parted = {"None": b"}", "Metadata": b"}}", "Object": b"}"}[include]
 
-    def add(pieces: Pieces, item: Item) -> None:
-        head = item.cells() if isinstance(item, Row) else None
-        if head is None:
-            shown: Any = object_of(item)
-            pieces += (b'{"cells":', msgspec.json.encode(cells_of(shown)))
-        else:
-            assert isinstance(item, Row)  # noqa: S101
-            born = int(item.born())
-            age = ages.get(born)
-            if age is None:
+    def age_of(born: int) -> bytes:
+        return b',"%s"]%s' % (tables.human_duration(present - born).encode(), between)
+
+    def add(pieces: Pieces, items: Sequence[Item]) -> None:
+        # This loop is what most of the time of a long table goes into.
+        begin, whole, bare = b',{"cells":', include == "Object", include == "None"
+        for item in items:
+            told = item.told() if isinstance(item, Row) else None
+            if told is None:
+                shown: Any = object_of(item)
+                cells, metadata = msgspec.json.encode(cells_of(shown)) + between, _metadata(shown)
+                pieces += (begin, cells)
+            else:
+                head, born, metadata = told
                 # A timestamp has whole seconds, so there are few.
-                age = ages[born] = b',"%s"]' % tables.human_duration(present - born).encode()
-            pieces += (b'{"cells":', head, age)
-        if include == "None":
-            pieces.append(b"}")
-        else:
-            pieces.append(b',"object":')
-            (_partial if include == "Metadata" else _whole)(pieces, item)
-            pieces.append(b"}")
+                if (age := ages.get(born)) is None:
+                    age = ages[born] = age_of(born)
+                pieces += (begin, head, age)
+            if whole:
+                _whole(pieces, item)
+                pieces.append(parted)
+            elif bare:
+                pieces.append(parted)
+            else:
+                pieces += (metadata, parted)
 
     return add
+
+
+def _metadata(obj: Object) -> bytes:
+    return msgspec.json.encode(metadata_of(obj))

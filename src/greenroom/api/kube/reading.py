@@ -8,7 +8,7 @@ gone, or when it did not keep up. Source: "Kubernetes API Concepts" in Kubernete
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -37,6 +37,8 @@ VERSION_WAIT = 3.0
 """Seconds that a read waits for a version that the client has seen elsewhere."""
 BOOKMARK_EVERY = 60.0
 """Seconds between bookmarks of a watch on which nothing happens."""
+SELECTED: Final = 1000
+"""Objects that are asked whether they are selected before others have their turn."""
 BATCH: Final = 256
 """Events that are sent in one piece."""
 
@@ -78,9 +80,18 @@ async def listed(
     narrowed = not selection.namespaced_only
     objects = listing.objects
     if narrowed:
-        objects = [item for item in objects if selection.admits(item)]
+        objects = await _admitted(objects, selection)
     page = paging.cut(objects, listing.version, limit, after, counted=not narrowed)
     return msgspec.structs.replace(page, missing=listing.missing) if listing.missing else page
+
+
+async def _admitted(items: Sequence[Item], selection: Selection) -> list[Item]:
+    found: list[Item] = []
+    for first in range(0, len(items), SELECTED):
+        if first:
+            await asyncio.sleep(0)
+        found += [item for item in items[first : first + SELECTED] if selection.admits(item)]
+    return found
 
 
 async def _at(storage: Storage, namespace: str, version: int | None) -> Listing:

@@ -30,6 +30,10 @@ class Row:
         labels: Mapping[str, str] = metadata_of(self.object()).get("labels") or {}
         return labels
 
+    def field(self, name: str) -> str | None:
+        """The text that field selectors compare of this field, or None where the object has to be asked."""
+        return None
+
     def json(self) -> tuple[bytes, ...]:
         """The object's JSON, in pieces."""
         return (msgspec.json.encode(self.object()),)
@@ -38,14 +42,11 @@ class Row:
         """JSON of its metadata."""
         return msgspec.json.encode(metadata_of(self.object()))
 
-    def cells(self) -> bytes | None:
-        """JSON of its cells in a table, without the closing bracket and the last cell, which is its age; None where
-        the cells have to be found in the object."""
+    def told(self) -> tuple[bytes, int, bytes] | None:
+        """What its row of a table needs: JSON of its cells without the closing bracket and the last cell, which is its
+        age; when it was made, in whole Unix seconds; JSON of its metadata. None where it has all to be found in the
+        object."""
         return None
-
-    def born(self) -> float:
-        """When it was made, in Unix seconds, where it has `cells`."""
-        raise NotImplementedError
 
 
 Item = Object | Row

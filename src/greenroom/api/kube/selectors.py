@@ -271,6 +271,14 @@ def _unescaped(value: str) -> str:
 Predicate = Callable[[Object], bool]
 
 
+def _admitted(requirement: FieldRequirement, row: Row) -> bool:
+    known = {"metadata.namespace": row.key[0], "metadata.name": row.key[1]}.get(requirement.field)
+    value = row.field(requirement.field) if known is None else known
+    if value is None:
+        return requirement.matches(row.object())
+    return (value == requirement.value) == requirement.equal
+
+
 class Selection(msgspec.Struct, frozen=True):
     """What a request is narrowed to: a namespace ("" for all), labels and fields."""
 
@@ -293,10 +301,7 @@ class Selection(msgspec.Struct, frozen=True):
             return False
         if self.labels.requirements and not self.labels.matches(item.labels()):
             return False
-        own = self.fields.exactly("metadata.name")
-        if own is not None and own != item.key[1]:
-            return False
-        return not self.fields.requirements or self.fields.matches(item.object())
+        return all(_admitted(each, item) for each in self.fields.requirements)
 
     @property
     def everything(self) -> bool:

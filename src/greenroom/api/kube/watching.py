@@ -93,18 +93,10 @@ class Change:
             return None
         if selection.namespaced_only:
             return self.type_for(None)
-        was = self._before is not None and self._matches(selection, self._before, 0)
-        if self._after is not None and self._matches(selection, self._after, 1):
+        was = self._before is not None and selection.admits(self._before)
+        if self._after is not None and selection.admits(self._after):
             return "MODIFIED" if was else "ADDED"
         return "DELETED" if was else None
-
-    def _matches(self, selection: Selection, item: Item, which: int) -> bool:
-        if isinstance(item, Row):
-            if selection.fields.requirements:
-                item = self._made()[which] or {}
-            else:
-                return selection.labels.matches(item.labels())
-        return selection.matches(item)
 
     def shown(self, kind: Type) -> Object:
         """The object of an event of this type."""
@@ -140,6 +132,9 @@ class Watcher:
     def __init__(self, selection: Selection | None, wake: Wake, limit: int = QUEUE) -> None:
         self.selection = selection
         self.cut = False
+        # Most watch everything, or a namespace; for those nothing has to be asked.
+        self._simple = selection is None or selection.namespaced_only
+        self._namespace = "" if selection is None else selection.namespace
         self._wake = wake
         self._limit = limit
         self._queue: deque[Change] = deque()
@@ -151,7 +146,9 @@ class Watcher:
 
     def offer(self, change: Change) -> None:
         """A change, unless it is nothing to this watcher."""
-        if self.cut or change.type_for(self.selection) is None:
+        if self.cut or (self._namespace and self._namespace != change.key[0]):
+            return
+        if not self._simple and change.type_for(self.selection) is None:
             return
         if len(self._queue) >= self._limit:
             self.end()

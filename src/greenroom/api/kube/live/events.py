@@ -7,6 +7,7 @@ replicas that see it happen, and kept for the last `KEPT` of them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from typing import Final
 
@@ -48,6 +49,23 @@ class EventRow(Row):
         self._message = message
         self._type = kind
         self._version = version
+
+    def field(self, name: str) -> str | None:
+        """See `Row`."""
+        match name:
+            case "involvedObject.name":
+                return self._sandbox.key[1]
+            case "involvedObject.namespace":
+                return self.key[0]
+            case "involvedObject.kind":
+                return SANDBOX.name
+            case "involvedObject.uid":
+                return documents.uid_of(SANDBOX, self._sandbox.sandbox_id)
+            case "reason":
+                return self._reason
+            case "type":
+                return self._type
+        return None
 
     def object(self) -> Object:
         """See `Row`."""
@@ -106,10 +124,13 @@ class EventStorage(ReadOnly):
         self._begun: dict[Key, EventRow] = {}
         """By the key of the sandbox."""
         self._ring: deque[EventRow] = deque()
+        self._sorted: list[EventRow] | None = None
+        """All of them in order, until there is another."""
         live.follow(self)
 
     def changed(self, before: LiveRow | None, after: LiveRow | None) -> None:
         """See `Follower`."""
+        self._sorted = None
         if before is not None and (after is None or before.sandbox_id != after.sandbox_id):
             if (old := self._begun.pop(before.key, None)) is not None:
                 self.cache.record(Change(self._live.clock.next(), old, None))
@@ -157,14 +178,13 @@ class EventStorage(ReadOnly):
 
     def rows(self, namespace: str) -> list[Row]:
         """The events there are, in order."""
-        found: list[Row] = [
-            row
-            for rows in (self._begun.values(), self._ring)
-            for row in rows
-            if not namespace or row.key[0] == namespace
-        ]
-        found.sort(key=lambda row: row.key)
-        return found
+        if self._sorted is None:
+            self._sorted = sorted([*self._begun.values(), *self._ring], key=lambda row: row.key)
+        if not namespace:
+            return list(self._sorted)
+        first = bisect_left(self._sorted, (namespace, ""), key=lambda row: row.key)
+        end = bisect_left(self._sorted, (namespace + "\0", ""), key=lambda row: row.key)
+        return list(self._sorted[first:end])
 
     async def list(self, namespace: str) -> Listing:
         """See `Storage`."""

@@ -50,7 +50,7 @@ class InventoryRow(Row):
     __slots__ = ("_address", "_at", "_began", "_live", "_node", "_version")
 
     def __init__(
-        self, node: NodeView, live: Live, address: str, version: int, at: float, began: float
+        self, node: NodeView, live: Live, address: Addresses, version: int, at: float, began: float
     ) -> None:
         self.key = ("", node.name)
         self._node = node
@@ -81,7 +81,7 @@ class InventoryRow(Row):
             "kind": INVENTORY.name,
             "metadata": metadata,
             "node": node.name,
-            "address": self._address,
+            "address": address_of(self._address(node.code)),
             "publishedAt": instant_text(self._at if node.since is None else node.since),
             "reachable": self._live.reachable(node.code),
             "pools": [
@@ -166,8 +166,9 @@ class InventoryStorage(ReadOnly):
         version = self._live.clock.next()
         state = self._nodes.get(node.code)
         now = self._live.now()
-        address = address_of(self._address(node.code))
-        row = InventoryRow(node, self._live, address, version, now, now if state is None else state.row.began)
+        row = InventoryRow(
+            node, self._live, self._address, version, now, now if state is None else state.row.began
+        )
         before: Row | None = None
         if state is None:
             state = self._nodes[node.code] = _State(row)
@@ -177,7 +178,7 @@ class InventoryStorage(ReadOnly):
             # A node of another name is another object.
             self.cache.record(Change(version, state.row, None))
             version = self._live.clock.next()
-            row = state.row = InventoryRow(node, self._live, address, version, now, now)
+            row = state.row = InventoryRow(node, self._live, self._address, version, now, now)
         state.timer = None
         try:
             state.told = asyncio.get_running_loop().time()

@@ -15,7 +15,7 @@ import msgspec
 
 from greenroom.api.kube.kinds import CLAIM, SANDBOX, Kind
 from greenroom.api.kube.live import documents
-from greenroom.api.kube.live.conditions import Facts, claim_status, ready, sandbox_status
+from greenroom.api.kube.live.conditions import PHASES, Facts, claim_status, ready, sandbox_status
 from greenroom.api.kube.objects import Key, Object
 from greenroom.api.kube.rows import Row
 from greenroom.api.kube.storage import Listing
@@ -37,7 +37,7 @@ def _shared(text: bytes) -> bytes:
 class LiveRow(Row):
     """The object of one kind that a sandbox's record has."""
 
-    __slots__ = ("_cells", "_metadata", "_spec", "_status", "facts")
+    __slots__ = ("_born", "_cells", "_metadata", "_spec", "_status", "facts")
 
     kind: Kind
     open: bytes
@@ -50,6 +50,7 @@ class LiveRow(Row):
         self._spec = b""
         self._status = b""
         self._cells: bytes | None = None
+        self._born = int(facts.listed.started_at)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'/'.join(self.key)} version={self.facts.version}>"
@@ -93,15 +94,11 @@ class LiveRow(Row):
         """See `Row`."""
         return self._metadata or self._texts()
 
-    def cells(self) -> bytes:
+    def told(self) -> tuple[bytes, int, bytes]:
         """See `Row`."""
         if self._cells is None:
             self._cells = _encode(self.table())[:-1]
-        return self._cells
-
-    def born(self) -> float:
-        """See `Row`."""
-        return self.facts.listed.started_at
+        return (self._cells, self._born, self._metadata or self._texts())
 
 
 def _opening(kind: Kind) -> bytes:
@@ -127,6 +124,17 @@ class SandboxRow(LiveRow):
     def labels(self) -> Mapping[str, str]:
         """See `Row`."""
         return documents.labels_of(self.facts, documents.document_of(self.facts.listed))
+
+    def field(self, name: str) -> str | None:
+        """See `Row`."""
+        match name:
+            case "status.phase":
+                return PHASES[self.facts.listed.state]
+            case "status.nodeName":
+                return self.facts.node
+            case "spec.operatingMode":
+                return "Suspended" if self.facts.listed.state == "paused" else "Running"
+        return None
 
     def table(self) -> list[str]:
         """See `LiveRow`."""
