@@ -235,7 +235,7 @@ class Warmer:
 
         Raises PoolDry when it is not there in time or nothing may be started here now, UnknownTemplate, RuntimeFailure.
         """
-        warm = await self._declared(template, size)
+        warm = await self._pool_for(template, size)
         if warm.golden is None and warm.preparing is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -244,7 +244,7 @@ class Warmer:
             raise _dry(template, False, warm, shortage)
         return await self._runtime.restore(warm.golden)
 
-    async def _declared(self, template: str, size: Size) -> _Warm:
+    async def _pool_for(self, template: str, size: Size) -> _Warm:
         """The pool, with its golden there or on its way. One that nobody declared has the target 0: its members are
         made on demand. Raises NodeUnavailable, UnknownTemplate."""
         key = (template, size)
@@ -270,7 +270,7 @@ class Warmer:
                 "made when it is asked for",
                 retry_after=2,
             )
-        await self._declared(template, size)
+        await self._pool_for(template, size)
         name = f"claim-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Vm] = loop.create_future()
