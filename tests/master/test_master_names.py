@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -164,10 +165,11 @@ def test_a_quota_holds_over_all_nodes_before_any_is_asked(
     )
     plane.stored(lambda store: store.put_object(quota, 0))
     made: list[Sandbox] = []
+    numbers = itertools.count()
 
     def refused() -> GreenroomError | None:
         try:
-            made.append(claim(f"auto-{len(made)}", owner="ns"))
+            made.append(claim(f"auto-{next(numbers)}", owner="ns"))
         except QuotaExceeded as error:
             return error
         return None
