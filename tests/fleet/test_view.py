@@ -13,7 +13,19 @@ from greenroom.fleet import view as module
 from greenroom.fleet.view import Entry, View
 from greenroom.fleet.warm import WarmIndex
 from greenroom.node.changelog import ChangeLog
-from greenroom.wire.changes import Beat, Counted, Frame, Gone, Position, Put, Whole, frame_of, line_of
+from greenroom.wire.changes import (
+    Beat,
+    Counted,
+    Frame,
+    Gone,
+    Held,
+    HeldName,
+    Position,
+    Put,
+    Whole,
+    frame_of,
+    line_of,
+)
 from greenroom.wire.messages import Listed, PoolCounts, Size
 
 SMALL, LARGE = Size("small", 1, 512, 4096), Size("large", 4, 8192, 8192)
@@ -201,6 +213,61 @@ def test_found_by_everything() -> None:
     assert set(view.of_owner("you")) == {made.sandbox_id}
 
 
+def holds(number: int, name: str, owner: str = "me") -> HeldName:
+    return HeldName(sandbox_id=sandbox(number).sandbox_id, owner=owner, name=name)
+
+
+def hold(seq: int, number: int, name: str, owner: str = "me", stream: str = STREAM) -> Held:
+    return Held(stream=stream, seq=seq, name=holds(number, name, owner))
+
+
+def test_a_name_is_taken_before_its_sandbox_is_shown_and_until_it_is_gone() -> None:
+    told = Told(whole(1))
+    view = told.view
+    assert not view.taken("me", "box")
+    version = view.version
+    assert told(hold(2, 1, "box"))
+    assert (view.taken("me", "box"), view.named("me", "box")) == (True, None)
+    assert not view.taken("you", "box")
+    assert view.version > version
+    assert told(put(3, sandbox(1, name="box")))
+    assert view.taken("me", "box")
+    assert told(gone(4, 1))
+    assert not view.taken("me", "box")
+    assert told(hold(5, 2, "box"))
+    assert told(gone(6, 2)), "nothing came of its claim"
+    assert not view.taken("me", "box")
+
+
+def test_held_names_are_as_the_whole_says_and_go_with_their_node() -> None:
+    told = Told(whole(4, held=[holds(1, "one"), holds(2, "two")]))
+    view = told.view
+    assert view.taken("me", "one")
+    told.view.lost("aaaa", 30.0)
+    assert view.taken("me", "one"), "not to see a node is no sign that the name is free"
+    assert told(whole(0, sandbox(2, name="two"), held=[holds(3, "three")], stream="aaaa-2"))
+    taken = {name: view.taken("me", name) for name in ("one", "two", "three")}
+    assert taken == {"one": False, "two": True, "three": True}
+    view.leave("aaaa")
+    assert not any(view.taken("me", name) for name in taken)
+
+
+def test_a_name_that_two_nodes_hold_is_taken_until_both_let_it_go() -> None:
+    told = Told(whole(1))
+    told.view.join("bbbb", "node-1", 10.0)
+    assert told.view.apply("bbbb", whole(1, held=[holds(7, "box")], stream="bbbb-1"), 11.0)
+    assert told(hold(2, 1, "box"))
+    told.view.leave("bbbb")
+    assert told.view.taken("me", "box")
+    assert told(gone(3, 1))
+    assert not told.view.taken("me", "box")
+
+
+def test_too_many_held_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SANDBOXES", 2)
+    assert not Told()(whole(4, sandbox(1), held=[holds(2, "two"), holds(3, "three")]))
+
+
 def test_observers_hear_of_each_change_once() -> None:
     heard: list[tuple[object, object]] = []
     told = Told()
@@ -290,7 +357,7 @@ class _Connection:
 
 
 _CHANGES = st.tuples(
-    st.sampled_from(["put", "put", "drop", "count"]),
+    st.sampled_from(["put", "put", "drop", "count", "hold"]),
     st.integers(0, 2),
     st.integers(0, 2),
     st.sampled_from("xy"),
@@ -309,7 +376,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.warm = WarmIndex()
         self.view = View(self.warm)
         self.logs: dict[str, ChangeLog] = {}
-        self.history: dict[Position, tuple[dict[str, Listed], dict[tuple[str, str], PoolCounts]]] = {}
+        self.history: dict[
+            Position, tuple[dict[str, Listed], dict[Any, PoolCounts], dict[str, HeldName]]
+        ] = {}
         self.connections: dict[str, _Connection] = {}
         self.table: set[str] = set()
         self.version = 0
@@ -328,7 +397,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def note(self, code: str) -> None:
         log = self.logs[code]
-        self.history[log.position] = (dict(log.sandboxes), dict(log._pools))
+        self.history[log.position] = (dict(log.sandboxes), dict(log._pools), dict(log.held))
 
     def now(self) -> float:
         self.clock += 1.0
@@ -345,6 +414,8 @@ class AnyOrder(RuleBasedStateMachine):
                 log.put(sandbox(number, ends_at=float(detail), owner=owner, name=name, node=code))
             elif what == "drop":
                 log.drop(sandbox(number).sandbox_id)
+            elif what == "hold":
+                log.hold(holds(number, f"name-{detail}", owner))
             else:
                 log.count(pool(detail, size=("small", "large")[named]))
             self.note(code)
@@ -436,8 +507,10 @@ class AnyOrder(RuleBasedStateMachine):
         for code, node in self.view.nodes().items():
             if node.position is None:
                 assert not node.entries
+                assert not node.held
                 continue
-            sandboxes, pools = self.history[node.position]
+            sandboxes, pools, held = self.history[node.position]
+            assert node.held == held
             assert {name: entry.sandbox for name, entry in node.entries.items()} == sandboxes
             assert node.pools == pools
             assert all(entry.node is node for entry in node.entries.values())
@@ -467,6 +540,12 @@ class AnyOrder(RuleBasedStateMachine):
                 wanted = f"name-{number}"
                 named = [entry for entry in mine.values() if entry.sandbox.name == wanted]
                 assert self.view.named(owner, wanted) is (named[0] if named else None)
+                held = any(
+                    (name.owner, name.name) == (owner, wanted)
+                    for node in self.view.nodes().values()
+                    for name in node.held.values()
+                )
+                assert self.view.taken(owner, wanted) == (held or bool(named))
         of_pool = self.view.of_pool(("base", "small"))
         assert dict(of_pool) == shown
         statistics = self.view.statistics()

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.node.changelog import ChangeLog
-from greenroom.wire.changes import Beat, Counted, Frame, Gone, Position, Put, Whole, frame_of
+from greenroom.wire.changes import (
+    Beat,
+    Counted,
+    Frame,
+    Gone,
+    Held,
+    HeldName,
+    Position,
+    Put,
+    Whole,
+    frame_of,
+)
 from greenroom.wire.messages import PoolCounts, Sandbox, Size, listed
 
 SMALL = Size("small", 1, 512, 4096)
@@ -60,6 +71,37 @@ def test_changes_have_numbers_from_one_on() -> None:
     assert [frame.seq for frame in after(log, 2)] == [3]
     assert log.since(3) == (b"", 3)
     assert {frame.stream for frame in after(log, 0)} == {log.position.stream}
+
+
+def held(number: int, name: str = "box", owner: str = "me") -> HeldName:
+    return HeldName(sandbox_id=sandbox(number).sandbox_id, owner=owner, name=name)
+
+
+def test_a_name_is_held_until_its_sandbox_is_shown_or_nothing_came_of_it() -> None:
+    log = ChangeLog("abcd")
+    log.hold(held(1))
+    log.hold(held(1))
+    log.hold(held(2, "other"))
+    assert [part.held for part in whole(log)] == [[held(1), held(2, "other")]]
+    log.put(sandbox(1, name="box"))
+    log.hold(held(1))
+    log.drop(held(2).sandbox_id)
+    log.drop(held(2).sandbox_id)
+    assert [type(frame) for frame in after(log, 0)] == [Held, Held, Put, Gone]
+    assert (log.held, [part.held for part in whole(log)]) == ({}, [[]])
+    log.drop(held(1).sandbox_id)
+    log.hold(held(1))
+    assert list(log.held) == [held(1).sandbox_id]
+
+
+def test_many_held_names_come_in_parts_too() -> None:
+    log = ChangeLog("abcd", part=500)
+    for number in range(50):
+        log.hold(held(number, f"name-{number}"))
+    parts = whole(log)
+    assert len(parts) > 5
+    assert [name for part in parts for name in part.held] == list(log.held.values())
+    assert [part.part for part in parts] == list(range(len(parts)))
 
 
 def test_no_two_runs_have_one_name() -> None:
@@ -178,15 +220,17 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.log = ChangeLog("abcd", keep=5)
         self.model: dict[str, Sandbox] = {}
-        self.at: dict[int, dict[str, Sandbox]] = {0: {}}
+        self.names: dict[str, HeldName] = {}
+        self.at: dict[int, tuple[dict[str, Sandbox], dict[str, HeldName]]] = {0: ({}, {})}
 
     def note(self) -> None:
-        self.at[self.log.position.seq] = dict(self.model)
+        self.at[self.log.position.seq] = (dict(self.model), dict(self.names))
 
     @rule(number=st.integers(0, 4), ends=st.integers(0, 2))
     def put(self, number: int, ends: int) -> None:
         made = sandbox(number, ends_at=float(ends))
         self.model[made.sandbox_id] = made
+        self.names.pop(made.sandbox_id, None)
         self.log.put(made)
         self.note()
 
@@ -194,7 +238,16 @@ class AnyOrder(RuleBasedStateMachine):
     def drop(self, number: int) -> None:
         name = sandbox(number).sandbox_id
         self.model.pop(name, None)
+        self.names.pop(name, None)
         self.log.drop(name)
+        self.note()
+
+    @rule(number=st.integers(0, 4), name=st.sampled_from("ab"))
+    def hold(self, number: int, name: str) -> None:
+        made = held(number, name)
+        if made.sandbox_id not in self.model:
+            self.names[made.sandbox_id] = made
+        self.log.hold(made)
         self.note()
 
     @rule(warm=st.integers(0, 2))
@@ -206,6 +259,8 @@ class AnyOrder(RuleBasedStateMachine):
     def all_there_is(self) -> None:
         expected = {name: listed(each) for name, each in self.model.items()}
         assert self.log.sandboxes == expected
+        assert self.log.held == self.names
+        assert {each.sandbox_id: each for part in whole(self.log) for each in part.held} == self.names
         assert {each.sandbox_id: each for part in whole(self.log) for each in part.sandboxes} == expected
 
     @invariant()
@@ -216,14 +271,21 @@ class AnyOrder(RuleBasedStateMachine):
             if given is None:
                 assert head - seq > 5
                 continue
-            state = {name: listed(each) for name, each in self.at[seq].items()}
+            shown, names = self.at[seq]
+            state = {name: listed(each) for name, each in shown.items()}
+            names = dict(names)
             for expected, frame in enumerate(frames(given[0]), seq + 1):
                 assert frame.seq == expected
                 if isinstance(frame, Put):
                     state[frame.sandbox.sandbox_id] = frame.sandbox
+                    names.pop(frame.sandbox.sandbox_id, None)
                 elif isinstance(frame, Gone):
-                    del state[frame.sandbox_id]
-            assert state == self.log.sandboxes
+                    assert (frame.sandbox_id in state) != (frame.sandbox_id in names)
+                    state.pop(frame.sandbox_id, None)
+                    names.pop(frame.sandbox_id, None)
+                elif isinstance(frame, Held):
+                    names[frame.name.sandbox_id] = frame.name
+            assert (state, names) == (self.log.sandboxes, self.log.held)
 
 
 TestAnyOrder = AnyOrder.TestCase

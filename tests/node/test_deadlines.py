@@ -26,6 +26,19 @@ def test_a_dropped_name_never_comes_due() -> None:
     assert len(deadlines) == 0
 
 
+def test_what_counts_no_more_does_not_pile_up() -> None:
+    """Sandboxes that have no end of their own have one a hundred years off: their entries would stay for ever."""
+    deadlines = Deadlines()
+    deadlines.set("stays", 5.0)
+    for number in range(10_000):
+        deadlines.set(f"gone-{number}", 4e9)
+        deadlines.set("moves", 4e9 + number)
+        deadlines.drop(f"gone-{number}")
+        assert deadlines.kept < 200
+    assert (len(deadlines), deadlines.next()) == (2, 5.0)
+    assert deadlines.due(1e10) == ["stays", "moves"]
+
+
 names = st.sampled_from("abc")
 step = st.tuples(st.just("set"), names, st.integers(0, 50)) | st.tuples(
     st.sampled_from(["drop", "due"]), names, st.integers(0, 50)

@@ -8,10 +8,19 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from greenroom.config import Config
-from greenroom.errors import Forbidden, NodeUnavailable, Unauthorized
+from greenroom.config import LONGEST_TIMEOUT, Config
+from greenroom.errors import (
+    BadRequest,
+    Forbidden,
+    NameTaken,
+    NodeUnavailable,
+    StaleObject,
+    Unauthorized,
+    UnknownSandbox,
+)
 from greenroom.node.branching import Branching
 from greenroom.node.changelog import ChangeLog
 from greenroom.node.followers import Follower, Followers
@@ -23,10 +32,14 @@ from greenroom.runtime.engine import quiet
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire import changes, credentials
 from greenroom.wire.calling import RoleClient
-from greenroom.wire.changes import Beat, Counted, Frame, Gone, Position, Put, Whole, frame_of
+from greenroom.wire.changes import Beat, Counted, Frame, Gone, Held, Position, Put, Whole, frame_of
 from greenroom.wire.credentials import Verifier
 from greenroom.wire.messages import (
+    FOREVER,
     ClaimRequest,
+    Declared,
+    DeclaredChange,
+    Listed,
     NodeStatus,
     PauseRequest,
     PoolSpec,
@@ -295,6 +308,56 @@ async def test_an_answer_comes_after_the_change_and_says_where_it_stands(node: S
         assert all(each.seq >= heard[0].seq for each in node.followers._followers)
         await client.call("GET", f"{node.url}/v1/sandboxes/{made.sandbox_id}", Sandbox)
         assert len(heard) == 2
+
+
+async def test_a_claims_answer_says_where_the_stream_stands_with_its_name_in_it(
+    node: Served, ask: Ask
+) -> None:
+    heard: list[Position] = []
+    async with node.client() as client, node.client("master") as master, following(client, node) as reader:
+        await reader.next()
+        master.heard = heard.append
+        made = await master.call("POST", f"{node.url}/v1/claims", Sandbox, ask(owner="me", name="box"))
+        held = await reader.until(lambda frame: isinstance(frame, Held))
+        assert isinstance(held, Held)
+        assert (held.name.sandbox_id, held.name.name) == (made.sandbox_id, "box")
+        assert held.seq <= heard[0].seq
+        with pytest.raises(NameTaken):
+            await master.call("POST", f"{node.url}/v1/claims", Sandbox, ask("k2", owner="me", name="box"))
+
+
+async def test_what_is_declared_is_replaced_and_one_that_stayed_is_read_where_it_is_asked_for(
+    node: Served, ask: Ask
+) -> None:
+    declared = Declared(document=msgspec.Raw(b'{"sandbox": {}}'), retain=True)
+    heard: list[Position] = []
+    async with node.client() as client, node.client("master") as master:
+        made = await master.call("POST", f"{node.url}/v1/claims", Sandbox, ask(ttl=FOREVER))
+        url = f"{node.url}/v1/sandboxes/{made.sandbox_id}"
+        await client.call("POST", f"{url}/confirm", Sandbox)
+        client.heard = heard.append
+        answer = await client.call("PUT", f"{url}/declared", Listed, DeclaredChange(0, declared))
+        assert answer.declared is not None
+        assert (answer.declared.revision, bytes(answer.declared.document)) == (1, b'{"sandbox":{}}')
+        assert heard == [node.keeper.changes.position]
+        with pytest.raises(StaleObject):
+            await client.call("PUT", f"{url}/declared", Listed, DeclaredChange(0, declared))
+        no_object = Declared(document=msgspec.Raw(b"[]"))
+        with pytest.raises(BadRequest, match="must be an object"):
+            await client.call("PUT", f"{url}/declared", Listed, DeclaredChange(1, no_object))
+        with pytest.raises(Forbidden):
+            await master.call("PUT", f"{url}/declared", Listed, DeclaredChange(1, declared))
+        for refused in (FOREVER + 1, LONGEST_TIMEOUT + 1):
+            with pytest.raises(BadRequest, match="or 3153600000 for ever"):
+                await client.call("POST", f"{url}/timeout", Sandbox, TimeoutRequest(refused))
+        await client.call("POST", f"{url}/timeout", Sandbox, TimeoutRequest(FOREVER))
+        await node.keeper.evict(made.sandbox_id, "for a test")
+        with pytest.raises(UnknownSandbox):
+            await client.call("GET", url, Sandbox)
+        assert (await client.call("GET", f"{url}?ended=1", Sandbox)).end_reason == "for a test"
+        await client.call("DELETE", url, type(None))
+        with pytest.raises(UnknownSandbox):
+            await client.call("GET", f"{url}?ended=1", Sandbox)
 
 
 async def test_a_follower_that_is_behind_is_waited_for_only_once(

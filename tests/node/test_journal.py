@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from greenroom.errors import SetupError
 from greenroom.node.journal import Inner, Journal, JournalUnavailable, digest_of
 from greenroom.runtime.engine import Snapshot
 from greenroom.wire.ids import is_sandbox_id, new_sandbox_id
-from greenroom.wire.messages import ClaimRequest, PoolSpec, Sandbox, Size, SnapshotInfo
+from greenroom.wire.messages import ClaimRequest, Declared, PoolSpec, Sandbox, Size, SnapshotInfo
 
 SMALL = Size("small", 1, 512, 4096)
 
@@ -138,6 +139,15 @@ def test_the_digest_is_of_what_was_asked_not_of_how_long_it_may_wait() -> None:
     assert digest_of(request()) != digest_of(request(metadata={"a": "b"}))
 
 
+def test_a_request_that_uses_nothing_new_has_the_digest_it_always_had() -> None:
+    """One that is repeated across an upgrade of the node must be known again."""
+    assert digest_of(request()) == "1f83ca693d7774ebeb0981f8b4f6b1413f88b0bc6229a1d3c945883c14ae17da"
+    declared = Declared(document=msgspec.Raw(b"{}"))
+    more = [request(name="box"), request(declared=declared), request(warm="never"), request(warm="require")]
+    assert len({digest_of(each) for each in [request(), *more]}) == 5
+    assert digest_of(more[1]) != digest_of(request(declared=Declared(document=msgspec.Raw(b'{"a":1}'))))
+
+
 def test_it_is_readable_by_its_owner_only(path: Path) -> None:
     Journal(path).close()
     assert path.stat().st_mode & 0o077 == 0
@@ -221,6 +231,25 @@ def test_what_a_paused_sandbox_needs_is_kept_until_its_end(path: Path) -> None:
     journal.end("k1", "it was killed", 3.0)
     assert journal.running() == []
     journal.close()
+
+
+def test_what_is_still_told_of_an_ended_one_outlives_the_retention_of_its_key(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("k1", "d", "i1", 1.0, "vm-1")
+    told = msgspec.structs.replace(sandbox("i1"), state="ended", token=None, ended_at=2.0, end_reason="why")
+    journal.retain("k1", told, 2.0)
+    journal.begin("k2", "d", "i2", 1.0)
+    journal.end("k2", "it was killed", 2.0)
+    assert journal.forget(3.0) == 1
+    assert journal.running() == []
+    journal.close()
+    again = Journal(path)
+    assert [(entry.key, entry.state, entry.sandbox) for entry in again.retained()] == [("k1", "ended", told)]
+    again.save("k1", sandbox("i1"), 3.0)
+    assert len(again.retained()) == 1
+    again.end("k1", "why", 4.0)
+    assert (again.retained(), again.forget(5.0)) == ([], 1)
+    again.close()
 
 
 def test_snapshots_are_kept_until_they_are_dropped(path: Path) -> None:

@@ -350,6 +350,46 @@ async def test_claims_at_once_get_a_member_each_and_the_journal_names_it_before_
     journal.close()
 
 
+async def test_a_claim_says_how_warm_it_wants_its_vm_and_learns_how_it_was(
+    keeper: Keeper, warmer: Warmer, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    with pytest.raises(PoolDry, match="no warm pool"):
+        await keeper.claim(ask("k1", warm="require", wait=30.0))
+    assert (await keeper.claim(ask("k1", warm="prefer"))).launch == "cold", "its key was free again"
+    await warmer.set_pools([PoolSpec(template="base", size=SMALL, target=1)], quiet)
+    await until(lambda: warmer.next_member("base", SMALL) is not None)
+    member = warmer.next_member("base", SMALL)
+    alone = await keeper.claim(ask("k2", warm="never"))
+    assert alone.launch == "cold"
+    assert warmer.next_member("base", SMALL) == member, "no member was taken"
+    runtime.restore_delay = 0.02
+    first, second = await asyncio.gather(
+        keeper.claim(ask("k3", warm="require")), keeper.claim(ask("k4", warm="require"))
+    )
+    assert (first.launch, second.launch) == ("warm", "warm")
+    assert (await keeper.claim(ask("k5"))).launch == "warm"
+    assert keeper._live[alone.sandbox_id].vm is not None
+
+
+async def test_vms_made_for_one_claim_alone_are_made_so_many_at_once(
+    runtime: SimulatedRuntime, config: Config, tmp_path: Path, ask: Ask
+) -> None:
+    one = msgspec.structs.replace(config, pools=msgspec.structs.replace(config.pools, refill_parallel=1))
+    journal = Journal(tmp_path / "journal.db")
+    async with (
+        Warmer(runtime, one, tmp_path) as warmer,
+        Keeper(name="n", runtime=runtime, warmer=warmer, journal=journal, config=one) as keeper,
+    ):
+        runtime.restore_delay = 60
+        waiting = spawn(keeper.claim(ask("k1", warm="never")), "a claim")
+        await until(keeper._restores.locked)
+        with pytest.raises(PoolDry, match="too many sandboxes are being made here"):
+            await keeper.claim(ask("k2", warm="never", wait=0.02))
+        waiting.cancel()
+    journal.close()
+    await runtime.close()
+
+
 async def test_a_time_out_that_is_sooner_than_the_next_look_is_kept(
     keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from greenroom.node.lifecycle import (
     RETRY_FIRST,
     RETRY_LAST,
+    SHUT_DOWN,
     TIME_UP,
     UNCONFIRMED,
     VM_GONE,
@@ -35,6 +36,7 @@ from greenroom.node.lifecycle import (
     Resume,
     Resumed,
     ResumeFailed,
+    ShutDownAt,
     Tick,
     Unchanged,
     VmEnded,
@@ -56,7 +58,7 @@ def test_confirmed_in_time_it_lives_to_its_end() -> None:
     life, outcome = after(fresh(), (19.9, Confirm()))
     assert (life.phase, outcome, life.due()) == ("running", Changed(), 300.0)
     assert after(life, (299.9, Tick()))[1] == Unchanged()
-    assert after(life, (300.0, Tick()))[1] == End(TIME_UP)
+    assert after(life, (300.0, Tick()))[1] == End(TIME_UP, by_itself=True)
 
 
 def test_unconfirmed_it_is_ended() -> None:
@@ -96,7 +98,7 @@ def test_a_clock_that_is_set_moves_the_deadlines_before_time_decides() -> None:
     assert after(life, (3609.0, Confirm()))[1] == Changed()
     back, _ = after(fresh(), (1.0, Confirm()), (-3600.0, ClockStepped(-3601)))
     assert after(back, (-3302.0, Tick()))[1] == Unchanged()
-    assert after(back, (-3301.0, Tick()))[1] == End(TIME_UP)
+    assert after(back, (-3301.0, Tick()))[1] == End(TIME_UP, by_itself=True)
 
 
 def test_an_ended_one_stays_ended() -> None:
@@ -170,6 +172,60 @@ def test_it_can_be_ended_in_every_phase_and_once() -> None:
             assert life.handle(asked, 12.0) == (life, Refused())
 
 
+def test_its_shutdown_time_ends_it_wherever_it_stands() -> None:
+    for events in ((), (Pause(),), (Pause(), Paused()), (Pause(), Paused(), Resume(30)), (Replace(),)):
+        life, _ = after(replace(running(), shutdown_at=100.0), *((10.0, event) for event in events))
+        assert life.due() == 100.0
+        assert after(life, (99.9, Tick()))[1] == Unchanged()
+        assert after(life, (100.0, Tick()))[1] == End(SHUT_DOWN, by_itself=True)
+
+
+def test_its_time_out_and_its_shutdown_time_count_apart() -> None:
+    both = replace(running(pauses=True), shutdown_at=400.0)
+    life, outcome = after(both, (300.0, Tick()))
+    assert (outcome, life.due()) == (BeginPause(None), 400.0)
+    life, _ = after(life, (301.0, Paused()))
+    assert after(life, (400.0, Resume(30)))[1] == End(SHUT_DOWN, by_itself=True)
+    assert after(both, (500.0, Tick()))[1] == End(SHUT_DOWN, by_itself=True)
+    assert after(replace(running(), shutdown_at=400.0), (300.0, Tick()))[1] == End(TIME_UP, by_itself=True)
+
+
+def test_what_was_begun_is_finished_before_its_shutdown_time_counts() -> None:
+    for begin, done in ((Pause(), Paused()), (Pause(), PauseFailed()), (Replace(), Replaced())):
+        life, _ = after(replace(running(), shutdown_at=100.0), (10.0, begin))
+        life, outcome = after(life, (101.0, done))
+        assert (outcome, life.due()) == (Changed(), 100.0)
+        assert after(life, (101.0, Tick()))[1] == End(SHUT_DOWN, by_itself=True)
+
+
+def test_a_shutdown_time_can_be_set_moved_and_taken_away() -> None:
+    life, outcome = after(running(), (10.0, ShutDownAt(50.0)))
+    assert (outcome, life.due()) == (Changed(), 50.0)
+    assert after(life, (60.0, ShutDownAt(90.0)))[0].due() == 90.0, "it is not carried out yet"
+    assert after(life, (20.0, ShutDownAt(None)))[0] == running()
+    assert after(life, (20.0, ClockStepped(1000.0)))[0].shutdown_at == 1050.0
+    paused, _ = after(running(), (10.0, Pause()), (11.0, Paused()), (12.0, ShutDownAt(5.0)))
+    assert after(paused, (12.0, Tick()))[1] == End(SHUT_DOWN, by_itself=True)
+
+
+def test_a_shutdown_time_counts_from_the_confirmation_on() -> None:
+    life = replace(fresh(), shutdown_at=1.0)
+    assert after(life, (2.0, Tick()))[1] == Unchanged()
+    assert after(life, (2.0, ShutDownAt(9.0)))[1] == Refused()
+    life, outcome = after(life, (2.0, Confirm()))
+    assert (outcome, life.due()) == (Changed(), 1.0)
+    assert after(life, (2.0, Tick()))[1] == End(SHUT_DOWN, by_itself=True)
+
+
+def test_an_end_that_nobody_asked_for_says_so() -> None:
+    assert after(running(), (1.0, Release("killed")))[1] == End("killed")
+    assert after(running(), (1.0, Release("a full disk", asked=False)))[1] == End(
+        "a full disk", by_itself=True
+    )
+    assert after(running(), (1.0, VmEnded()))[1] == End(VM_GONE, by_itself=True)
+    assert after(fresh(), (1.0, VmEnded()))[1] == End(VM_GONE), "it was nobody's yet"
+
+
 class EveryInterleaving(RuleBasedStateMachine):
     """Confirm, release, renew, deaths and time in any order, against what each promise says by itself."""
 
@@ -206,6 +262,12 @@ class EveryInterleaving(RuleBasedStateMachine):
                 assert self.now - self.stepped >= 20.0 - 1e-6
             if outcome.reason == TIME_UP:
                 assert self.now >= before.ends_at
+            if outcome.reason == SHUT_DOWN:
+                assert self.confirmed
+                assert before.shutdown_at is not None
+                assert self.now >= before.shutdown_at
+            asked = isinstance(event, Release) and event.asked
+            assert outcome.by_itself == (before.phase != "provisional" and not asked)
         elif before.phase == "ended":
             assert self.life == before
         if isinstance(event, Confirm) and isinstance(outcome, Changed | Unchanged):
@@ -248,6 +310,15 @@ class EveryInterleaving(RuleBasedStateMachine):
         if due is not None and left is not None:
             assert abs(due - self.now - left) < 1e-6
 
+    @rule(left=st.none() | st.floats(-5, 60))
+    def shut_down_at(self, left: float | None) -> None:
+        before = self.life
+        when = None if left is None else self.now + left
+        outcome = self.feed(ShutDownAt(when))
+        assert isinstance(outcome, Changed) == (before.phase not in ("provisional", "ended"))
+        if isinstance(outcome, Changed):
+            assert self.life == replace(before, shutdown_at=when)
+
     @rule()
     def pause(self) -> None:
         before = self.life
@@ -283,10 +354,10 @@ class EveryInterleaving(RuleBasedStateMachine):
     def it_was_made_to_be_paused(self) -> None:
         self.life = replace(self.life, pauses=True)
 
-    @rule()
-    def release(self) -> None:
+    @rule(asked=st.booleans())
+    def release(self, asked: bool) -> None:
         alive = self.life.phase != "ended"
-        assert isinstance(self.feed(Release("killed")), End) == alive
+        assert isinstance(self.feed(Release("killed", asked)), End) == alive
 
     @rule()
     def vm_ends(self) -> None:
@@ -301,6 +372,13 @@ class EveryInterleaving(RuleBasedStateMachine):
     @invariant()
     def only_a_confirmed_one_runs(self) -> None:
         assert self.life.phase in ("provisional", "ended") or self.confirmed
+
+    @invariant()
+    def nothing_outlives_its_shutdown_time_by_more_than_a_tick(self) -> None:
+        if self.confirmed and self.life.phase != "ended" and self.life.shutdown_at is not None:
+            due = self.life.due()
+            assert due is not None
+            assert due <= self.life.shutdown_at
 
     @invariant()
     def its_phase_tells_what_is_under_way(self) -> None:

@@ -113,13 +113,19 @@ async def test_an_end_is_counted_once_by_why(
 
 
 def test_every_reason_for_an_end_has_a_class() -> None:
-    texts = {lifecycle.UNCONFIRMED, lifecycle.TIME_UP, lifecycle.VM_GONE, diskguard.REASON}
+    texts = {
+        lifecycle.UNCONFIRMED,
+        lifecycle.TIME_UP,
+        lifecycle.SHUT_DOWN,
+        lifecycle.VM_GONE,
+        diskguard.REASON,
+    }
     for node in ast.walk(ast.parse(Path(residents.__file__).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Release":
             texts |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
         if isinstance(node, ast.AsyncFunctionDef) and node.name == "release":
             texts |= {default.value for default in node.args.defaults if isinstance(default, ast.Constant)}
-    assert len(texts) >= 6
+    assert len(texts) >= 7
     assert "other" not in {counted.end_reason(text) for text in texts}
     assert counted.end_reason("something else") == "other"
 

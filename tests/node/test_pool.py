@@ -61,6 +61,24 @@ def test_claims_on_a_dry_pool_are_served_in_the_order_they_came() -> None:
     assert made.handle(MemberReady("b")) == [HandOver("second", "b")]
 
 
+def test_for_one_that_wants_declared_stock_alone_nothing_is_made() -> None:
+    made = pool(target=0)
+    assert made.handle(ClaimArrived("patient", 10.0, demands=False)) == []
+    assert made.wanted(0.0) == 0
+    made.handle(ClaimArrived("demanding", 10.0))
+    assert made.wanted(0.0) == 1
+    made.handle(SetTarget(2))
+    assert made.wanted(0.0) == 3
+    made.handle(MemberStarted())
+    assert made.handle(MemberReady("a")) == [HandOver("patient", "a")], "first come, first served"
+    assert made.wanted(0.0) == 3
+    made.handle(ClaimArrived("another", 5.0, demands=False))
+    made.handle(Tick(5.0))
+    made.handle(ClaimArrived("leaves", 9.0, demands=False))
+    made.handle(ClaimLeft("leaves"))
+    assert made.wanted(5.0) == 3
+
+
 def test_a_full_queue_refuses_at_once() -> None:
     made = pool(target=0, queue_length=1)
     made.handle(ClaimArrived("first", 10.0))
@@ -126,6 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = 0.0
         self.count = 0
         self.open_claims: list[str] = []
+        self.patient: set[str] = set()
         self.members: set[str] = set()
         self.started = 0
         self.served: set[str] = set()
@@ -182,12 +201,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.members.remove(name)
         self.carry_out(self.pool.handle(MemberEnded(name, self.now)))
 
-    @rule(patience=st.floats(0.1, 5))
-    def claim(self, patience: float) -> None:
+    @rule(patience=st.floats(0.1, 5), demands=st.booleans())
+    def claim(self, patience: float, demands: bool) -> None:
         name = self.fresh("c")
+        if not demands:
+            self.patient.add(name)
         self.open_claims.append(name)
         foretold = self.pool.next_member()
-        made = self.pool.handle(ClaimArrived(name, self.now + patience))
+        made = self.pool.handle(ClaimArrived(name, self.now + patience, demands))
         given = [each.member for each in made if isinstance(each, HandOver)]
         assert given == ([] if foretold is None else [foretold])
         self.carry_out(made)
@@ -221,7 +242,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def refill_is_bounded_by_what_is_missing(self) -> None:
-        missing = self.pool.target + len(self.open_claims) - len(self.members) - self.started
+        demanding = [claim for claim in self.open_claims if claim not in self.patient]
+        missing = self.pool.target + len(demanding) - len(self.members) - self.started
         assert self.pool.wanted(self.now) <= max(0, missing)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 
 from greenroom.config import Config
@@ -28,6 +29,7 @@ from greenroom.runtime.engine import Adopted, ClockReading, Golden, Identity, Sn
 from greenroom.runtime.simulated import SimulatedRuntime, SimulatedVm
 from greenroom.wire.messages import (
     ClaimRequest,
+    Declared,
     ForkRequest,
     Inbound,
     Lifespan,
@@ -436,6 +438,24 @@ async def test_forks_are_others_and_nothing_is_left_of_the_way(
     assert all(fork.metadata == made.metadata and fork.confirm_by is not None for fork in forks)
     assert not runtime.saved
     assert await branching.fork(made.sandbox_id, ForkRequest(keys=["a", "b", "c"], ttl=60.0)) == answer
+
+
+async def test_forks_have_names_and_declarations_of_their_own_or_none(
+    keeper: Keeper, branching: Branching, ask: Ask
+) -> None:
+    declared = [Declared(document=msgspec.Raw(b'{"n":%d}' % number)) for number in range(3)]
+    made = await claimed(keeper, ask(owner="me", name="box", declared=declared[0]))
+    (plain,) = (await branching.fork(made.sandbox_id, ForkRequest(keys=["a"], ttl=60.0))).forks
+    assert plain.sandbox is not None
+    assert (plain.sandbox.name, plain.sandbox.declared, plain.sandbox.launch) == ("", None, "cold")
+    request = ForkRequest(keys=["b", "c", "d"], ttl=60.0, names=["b", "box", ""], declared=declared)
+    named = (await branching.fork(made.sandbox_id, request)).forks
+    assert "'box' exists already" in named[1].error
+    forks = {fork.sandbox.name: fork.sandbox.declared for fork in named if fork.sandbox is not None}
+    assert forks == {"b": declared[0], "": declared[2]}
+    for fields in ({"names": ["x"]}, {"declared": declared}):
+        with pytest.raises(BadRequest, match="one for each fork"):
+            await branching.fork(made.sandbox_id, ForkRequest(keys=["e", "f"], ttl=60.0, **fields))  # type: ignore[arg-type]
 
 
 async def test_a_fork_of_a_private_sandbox_is_private_with_a_token_of_its_own(

@@ -122,6 +122,66 @@ async def test_a_pool_whose_members_fail_says_so(warmer: Warmer, runtime: Simula
         await warmer.claim("base", SMALL, wait=0.05)
 
 
+async def test_declared_stock_alone_is_refused_at_once_where_there_is_none(
+    warmer: Warmer, runtime: SimulatedRuntime
+) -> None:
+    with pytest.raises(PoolDry, match="no warm pool of base in small is declared here; declare one"):
+        await warmer.claim("base", SMALL, wait=30, stock=True)
+    await warmer.claim("base", SMALL, wait=5)
+    with pytest.raises(PoolDry, match="no warm pool"):
+        await warmer.claim("base", SMALL, wait=30, stock=True)
+    assert len(runtime.vms) == 1
+
+
+async def test_declared_stock_is_waited_for(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    await warmer.set_pools([spec(1)], quiet)
+    vms = [await warmer.claim("base", SMALL, wait=5, stock=True) for _ in range(3)]
+    assert len({vm.name for vm in vms}) == 3
+    await until(lambda: only(warmer).warm == 1)
+    runtime.restore_delay = 60
+    await warmer.claim("base", SMALL, wait=5, stock=True)
+    await until(lambda: only(warmer).starting == 1)
+    with pytest.raises(PoolDry, match="no base sandbox came free in time"):
+        await warmer.claim("base", SMALL, wait=0.05, stock=True)
+    assert only(warmer).starting == 1, "none was made for the claim"
+
+
+async def test_one_made_for_the_caller_alone_is_no_member(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    await warmer.set_pools([spec(2)], quiet)
+    await until(lambda: only(warmer).warm == 2)
+    members = set(runtime.vms)
+    vm = await warmer.make("base", SMALL, wait=5)
+    assert vm.name not in members
+    assert (only(warmer).warm, only(warmer).starting, only(warmer).waiting) == (2, 0, 0)
+    assert (await warmer.make("other", SMALL, wait=5)).name not in members
+
+
+async def test_one_made_for_the_caller_alone_waits_for_its_golden_and_respects_the_floor(
+    runtime: SimulatedRuntime, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = [10**6]
+    room = Headroom(config.pools, tmp_path, lambda: memory[0], lambda _directory: 10**6)
+    golden, known = asyncio.Event(), runtime.snapshot_golden
+
+    async def slow(*arguments: Any) -> Any:
+        await golden.wait()
+        return await known(*arguments)
+
+    monkeypatch.setattr(runtime, "snapshot_golden", slow)
+    async with Warmer(runtime, config, tmp_path, room) as warmer:
+        with pytest.raises(PoolDry, match="its golden snapshot is being made"):
+            await warmer.make("base", SMALL, wait=0.01)
+        making = spawn(warmer.make("base", SMALL, wait=30), "a VM")
+        golden.set()
+        assert (await making).name in runtime.vms
+        memory[0] = 100
+        with pytest.raises(PoolDry, match="only 100 MiB of memory"):
+            await warmer.make("base", SMALL, wait=30)
+    with pytest.raises(NodeUnavailable):
+        await warmer.make("base", SMALL, wait=1)
+    await runtime.close()
+
+
 async def test_a_full_queue_refuses_at_once(warmer: Warmer, runtime: SimulatedRuntime) -> None:
     runtime.restore_delay = 60
     waiting = [spawn(warmer.claim("base", SMALL, wait=30), "claim") for _ in range(3)]

@@ -8,6 +8,8 @@ A node is *whole* while its stream is followed and has caught up. Else it is *pa
 it last is kept and marked, because not to see a node is no sign that its sandboxes ended. Only a node that has left
 the table is taken out.
 
+Names that sandboxes hold which nobody is shown yet (`taken`) are known in the same way, and kept as those are.
+
 Sandboxes have one record (`Entry`) each, found by id, by owner, by name, by pool and by node. An entry is never
 changed, a new one takes its place; so what is made from one, an encoded answer for example, can be kept with it.
 """
@@ -19,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from greenroom.fleet.warm import Pool, WarmIndex
-from greenroom.wire.changes import Beat, Counted, Frame, Gone, Position, Put, Whole
+from greenroom.wire.changes import Beat, Counted, Frame, Gone, Held, HeldName, Position, Put, Whole
 from greenroom.wire.messages import Listed, PoolCounts
 
 MOST_SANDBOXES = 200_000
@@ -32,7 +34,7 @@ Observer = Callable[["Entry | None", "Entry | None"], None]
 class NodeView:
     """One node as it is seen. Only the view changes it."""
 
-    __slots__ = ("_head", "_open", "_parts", "code", "entries", "name", "pools", "position", "since")
+    __slots__ = ("_head", "_open", "_parts", "code", "entries", "held", "name", "pools", "position", "since")
 
     def __init__(self, code: str, name: str, now: float) -> None:
         self.code = code
@@ -42,6 +44,8 @@ class NodeView:
         self.since: float | None = now
         """Since when (Unix seconds) it is partial, or None while it is whole."""
         self.entries: dict[str, Entry] = {}
+        self.held: dict[str, HeldName] = {}
+        """By the id of the sandbox that is to have it."""
         self.pools: dict[Pool, PoolCounts] = {}
         self._open = False
         """The stream is followed, without a gap so far."""
@@ -96,6 +100,8 @@ class View:
         self._by_owner: dict[str, dict[str, Entry]] = {}
         self._by_pool: dict[Pool, dict[str, Entry]] = {}
         self._by_name: dict[tuple[str, str], Entry] = {}
+        self._held: dict[tuple[str, str], int] = {}
+        """How many sandboxes hold an owner's name; more than one only where nodes do not agree."""
         self._doubles: dict[str, set[str]] = {}
         """Codes of the nodes of an id that more than one has shown: one that is being moved."""
         self._observers: list[Observer] = []
@@ -123,6 +129,10 @@ class View:
     def named(self, owner: str, name: str) -> Entry | None:
         """The owner's sandbox of this name."""
         return self._by_name.get((owner, name))
+
+    def taken(self, owner: str, name: str) -> bool:
+        """Whether a sandbox of the owner has this name, or one will have it whose claim is not over yet."""
+        return (owner, name) in self._by_name or (owner, name) in self._held
 
     def of_owner(self, owner: str) -> Mapping[str, Entry]:
         """An owner's sandboxes by id, in no order; not to be kept."""
@@ -169,6 +179,8 @@ class View:
         self.version += 1
         for entry in list(node.entries.values()):
             self._remove(node, entry)
+        for sandbox_id in list(node.held):
+            self._free(node, sandbox_id)
         if self._warm is not None:
             self._warm.forget(code)
 
@@ -225,6 +237,9 @@ class View:
                 if (entry := node.entries.get(sandbox_id)) is not None:
                     self.version += 1
                     self._remove(node, entry)
+                self._free(node, sandbox_id)
+            case Held(name=name):
+                self._hold(node, name)
             case Counted(pool=pool):
                 self._count(node, pool)
         self._caught_up(node)
@@ -262,8 +277,8 @@ class View:
             parts = node._parts = []
         else:
             parts = node._parts = []
-        held = sum(len(part.sandboxes) for part in parts) + len(whole.sandboxes)
-        if whole.part != len(parts) or held > MOST_SANDBOXES:
+        there = sum(len(part.sandboxes) + len(part.held) for part in [*parts, whole])
+        if whole.part != len(parts) or there > MOST_SANDBOXES:
             return False
         parts.append(whole)
         if not whole.more:
@@ -278,6 +293,11 @@ class View:
             self._remove(node, node.entries[sandbox_id])
         for sandbox in told.values():
             self._put(node, sandbox)
+        held = {name.sandbox_id: name for part in parts for name in part.held}
+        for sandbox_id in [each for each in node.held if each not in held]:
+            self._free(node, sandbox_id)
+        for name in held.values():
+            self._hold(node, name)
         pools = [pool for part in parts for pool in part.pools]
         node.pools = {(pool.template, pool.size): pool for pool in pools}
         if self._warm is not None:
@@ -304,7 +324,31 @@ class View:
 
     # The indexes
 
+    def _hold(self, node: NodeView, name: HeldName) -> None:
+        if node.held.get(name.sandbox_id) == name:
+            return
+        self._free(node, name.sandbox_id)
+        self.version += 1
+        node.held[name.sandbox_id] = name
+        key = (name.owner, name.name)
+        self._held[key] = self._held.get(key, 0) + 1
+
+    def _free(self, node: NodeView, sandbox_id: str) -> None:
+        """A sandbox holds no name any more; most never did."""
+        if (name := node.held.pop(sandbox_id, None)) is None:
+            return
+        self.version += 1
+        key = (name.owner, name.name)
+        left = self._held.pop(key) - 1
+        if left:
+            self._held[key] = left
+
     def _put(self, node: NodeView, sandbox: Listed) -> None:
+        self._put_entry(node, sandbox)
+        # Shown first: between the two the name is not free.
+        self._free(node, sandbox.sandbox_id)
+
+    def _put_entry(self, node: NodeView, sandbox: Listed) -> None:
         before = node.entries.get(sandbox.sandbox_id)
         if before is not None and before.sandbox == sandbox:
             return

@@ -98,11 +98,16 @@ class Branching:
     async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkList:
         """Sandboxes that go on where this one stands, one for each key; each is provisional like any claim's.
 
+        What this one is called, and what is declared of it, is its own.
+
         Raises UnknownSandbox, BadRequest, or what kept the sandbox from being saved; what kept a single one from being
         made stands in its place.
         """
         if not 1 <= len(request.keys) <= MOST_FORKS or len(set(request.keys)) != len(request.keys):
             raise BadRequest(f"count: 1 to {MOST_FORKS} forks can be made at once")
+        for given, what in ((request.names, "names"), (request.declared, "declared")):
+            if given and len(given) != len(request.keys):
+                raise BadRequest(f"{what}: one for each fork, or none at all")
         live = await self._running(sandbox_id)
         name = f"fork-{sandbox_id}-{secrets.token_hex(4)}"
         # It lives as long as this call: nothing of it needs to be on the disk for good.
@@ -112,7 +117,7 @@ class Branching:
         async def source() -> Snapshot:
             return captured
 
-        async def one(key: str) -> Fork:
+        async def one(number: int, key: str) -> Fork:
             claim = ClaimRequest(
                 key=key,
                 template=sandbox.template,
@@ -124,6 +129,8 @@ class Branching:
                 lifespan=sandbox.lifespan,
                 network=sandbox.network,
                 inbound=sandbox.inbound,
+                name=request.names[number] if request.names else "",
+                declared=request.declared[number] if request.declared else None,
             )
             try:
                 return Fork(sandbox=await self._keeper.claim(claim, source))
@@ -133,7 +140,7 @@ class Branching:
         try:
             await self._runtime.hold(captured)
             try:
-                return ForkList(list(await asyncio.gather(*(one(key) for key in request.keys))))
+                return ForkList(list(await asyncio.gather(*(one(*each) for each in enumerate(request.keys)))))
             finally:
                 await asyncio.shield(self._runtime.let_go(captured))
         finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from greenroom.wire.changes import PART, Counted, Frame, Gone, Position, Put, Whole, line_of
+from greenroom.wire.changes import PART, Counted, Frame, Gone, Held, HeldName, Position, Put, Whole, line_of
 from greenroom.wire.messages import Listed, PoolCounts, listed
 
 KEEP = 4096
@@ -35,6 +35,7 @@ class ChangeLog:
         self._keep_bytes = keep_bytes
         self._part = part
         self._sandboxes: dict[str, Listed] = {}
+        self._held: dict[str, HeldName] = {}
         self._pools: dict[tuple[str, str], PoolCounts] = {}
         self._lines: deque[bytes] = deque()
         self._bytes = 0
@@ -54,6 +55,11 @@ class ChangeLog:
         """What is shown now, by id. Not to be changed."""
         return self._sandboxes
 
+    @property
+    def held(self) -> dict[str, HeldName]:
+        """Names of sandboxes that are not shown yet, by id. Not to be changed."""
+        return self._held
+
     def statistics(self) -> dict[str, int]:
         """Changes there were, and how many of them and of how many bytes are kept."""
         return {"changes": self._seq, "kept": len(self._lines), "bytes": self._bytes}
@@ -64,14 +70,23 @@ class ChangeLog:
         if self._sandboxes.get(told.sandbox_id) == told:
             return
         self._sandboxes[told.sandbox_id] = told
+        self._held.pop(told.sandbox_id, None)
         self._seq += 1
         self._append(Put(stream=self._stream, seq=self._seq, sandbox=told))
 
     def drop(self, sandbox_id: str) -> None:
-        """A sandbox has ended; one that is not there is no news."""
-        if self._sandboxes.pop(sandbox_id, None) is not None:
+        """A sandbox has ended, or nothing came of it and its name is free; one that is not there is no news."""
+        shown, held = self._sandboxes.pop(sandbox_id, None), self._held.pop(sandbox_id, None)
+        if shown is not None or held is not None:
             self._seq += 1
             self._append(Gone(stream=self._stream, seq=self._seq, sandbox_id=sandbox_id))
+
+    def hold(self, name: HeldName) -> None:
+        """A name is taken by a sandbox that is not shown yet; of one that is, it is no news."""
+        if name.sandbox_id not in self._sandboxes and self._held.get(name.sandbox_id) != name:
+            self._held[name.sandbox_id] = name
+            self._seq += 1
+            self._append(Held(stream=self._stream, seq=self._seq, name=name))
 
     def count(self, pool: PoolCounts) -> None:
         """A pool's numbers."""
@@ -107,19 +122,28 @@ class ChangeLog:
     def whole(self) -> tuple[int, Iterator[bytes]]:
         """All there is now as lines, made as they are taken, and the number they stand for."""
         # Copied: what changes while parts are on their way belongs to the changes that follow.
-        return self._seq, self._parts(self._seq, list(self._sandboxes.values()), list(self._pools.values()))
+        there: list[Listed | HeldName] = [*self._sandboxes.values(), *self._held.values()]
+        return self._seq, self._parts(self._seq, there, list(self._pools.values()))
 
-    def _parts(self, seq: int, sandboxes: list[Listed], pools: list[PoolCounts]) -> Iterator[bytes]:
-        part: list[Listed] = []
+    def _parts(self, seq: int, there: list[Listed | HeldName], pools: list[PoolCounts]) -> Iterator[bytes]:
+        sandboxes: list[Listed] = []
+        held: list[HeldName] = []
         size = number = 0
-        for sandbox in sandboxes:
-            length = len(msgspec.json.encode(sandbox))
-            if part and size + length > self._part:
-                yield line_of(Whole(stream=self._stream, seq=seq, part=number, sandboxes=part, more=True))
-                part, size, number = [], 0, number + 1
-            part.append(sandbox)
+        for each in there:
+            length = len(msgspec.json.encode(each))
+            if size and size + length > self._part:
+                part = Whole(
+                    stream=self._stream, seq=seq, part=number, sandboxes=sandboxes, held=held, more=True
+                )
+                yield line_of(part)
+                sandboxes, held, size, number = [], [], 0, number + 1
+            if isinstance(each, HeldName):
+                held.append(each)
+            else:
+                sandboxes.append(each)
             size += length
-        yield line_of(Whole(stream=self._stream, seq=seq, part=number, sandboxes=part, pools=pools))
+        last = Whole(stream=self._stream, seq=seq, part=number, sandboxes=sandboxes, held=held, pools=pools)
+        yield line_of(last)
 
 
 def _nobody() -> None:

@@ -4,7 +4,8 @@ SQLite in WAL mode with `synchronous=NORMAL`: a commit survives the death of the
 may lose the last ones, but it takes the VMs they speak of with it. A commit is short enough for the event loop.
 
 States of a claim: `pending` (in the queue or being handed over) → `running` → `ended`, or `pending` → removed
-when nothing came of it. A key is unique, so a repeated request finds what became of the first.
+when nothing came of it. A key is unique, so a repeated request finds what became of the first. An ended one that is
+still told of has its record yet (`retained`), any other has none.
 """
 
 from __future__ import annotations
@@ -85,9 +86,18 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     """What it is resumed from, while it is paused."""
 
 
+_LATER: dict[str, object] = {"name": "", "declared": None, "warm": "prefer"}
+"""What requests have had since the first digests were written, and what it means not to use it."""
+_FIRST = tuple(field for field in ClaimRequest.__struct_fields__ if field not in _LATER)
+
+
 def digest_of(request: ClaimRequest) -> str:
-    """What a key was used for; `wait` is how, not what."""
-    body = msgspec.structs.replace(request, key="x", wait=0.0)
+    """What a key was used for; `wait` is how, not what. A request that uses nothing new has the digest it always had,
+    so that one repeated across an upgrade is known again."""
+    body = {field: getattr(request, field) for field in _FIRST} | {"key": "x", "wait": 0.0}
+    for field, unused in _LATER.items():
+        if (value := getattr(request, field)) != unused:
+            body[field] = value
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
@@ -202,6 +212,21 @@ class Journal:
             (reason, now, key),
         )
 
+    def retain(self, key: str, sandbox: Sandbox, now: float) -> None:
+        """The sandbox is gone, but what is told of it stays, or has changed; `sandbox` has no secret any more."""
+        self._run(
+            "UPDATE claims SET state='ended', vm=NULL, record=?, inner=NULL, reason=?, changed_at=? WHERE key=?",
+            (msgspec.json.encode(sandbox), sandbox.end_reason, now, key),
+        )
+
+    def retained(self) -> list[Entry]:
+        """Claims whose sandbox has ended and is still told of."""
+        rows = self._run(
+            "SELECT key, digest, sandbox_id, state, record FROM claims"
+            " WHERE state='ended' AND record IS NOT NULL ORDER BY changed_at"
+        ).fetchall()
+        return [entry for entry in map(self._entry, rows) if entry.sandbox and entry.sandbox.state == "ended"]
+
     def running(self) -> list[tuple[Entry, str | None, Inner]]:
         """Claims that were handed over and have not ended, each with its VM's name (None for a paused one)."""
         rows = self._run(
@@ -255,7 +280,7 @@ class Journal:
     def restamp(self, clock: Reference, sandboxes: dict[str, Sandbox]) -> None:
         """The clock was set, or this is another boot: its times go by `clock` from now on. All or nothing.
 
-        `sandboxes` are the live ones by key, with the times they have now.
+        `sandboxes` are the live ones and those that are still told of by key, with the times they have now.
         """
         before = self.clock()
         step = clock.offset - before.offset if before is not None and before.boot == clock.boot else 0.0
@@ -275,8 +300,10 @@ class Journal:
             raise
 
     def forget(self, before: float) -> int:
-        """Drop claims that ended before this time. Returns how many."""
-        return self._run("DELETE FROM claims WHERE state='ended' AND changed_at < ?", (before,)).rowcount
+        """Drop claims that ended before this time and are told of no more. Returns how many."""
+        return self._run(
+            "DELETE FROM claims WHERE state='ended' AND changed_at < ? AND record IS NULL", (before,)
+        ).rowcount
 
     def close(self) -> None:
         self._db.close()

@@ -15,18 +15,23 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Literal
+
+import msgspec
 
 from greenroom.config import Config
 from greenroom.errors import (
     GreenroomError,
     KeyConflict,
     NodeUnavailable,
+    PoolDry,
     RuntimeFailure,
     SandboxEnded,
     UnknownSandbox,
 )
 from greenroom.node import metrics as counted
 from greenroom.node.clock import NodeClock
+from greenroom.node.declaring import checked
 from greenroom.node.journal import Entry, Inner, Journal, digest_of
 from greenroom.node.residents import Live
 from greenroom.node.signatures import is_over, owner_of
@@ -43,6 +48,8 @@ _ATTEMPTS = 2
 """Members a claim may use up: one whose guest does not come up is destroyed and another is tried."""
 
 
+Launch = Literal["warm", "cold"]
+"""Where a sandbox's VM came from, see `Listed.launch`."""
 Source = Callable[[], Awaitable[Snapshot]]
 """What a claim's VM is restored from when it is no pool's; asked only when the claim is new."""
 
@@ -66,7 +73,7 @@ class Keeper(Suspending):
         self.code = journal.code()
         self._pending: dict[str, asyncio.Task[Sandbox]] = {}
         self._restores = asyncio.Semaphore(config.pools.refill_parallel or os.cpu_count() or 1)
-        """Restores that no pool bounds: those from snapshots."""
+        """Restores that no pool bounds: those from snapshots, and of VMs that no pool's member may be."""
 
     async def __aenter__(self) -> Keeper:
         await super().__aenter__()
@@ -118,18 +125,24 @@ class Keeper(Suspending):
         """Take a warm VM, or restore one from `source`, give it its identity and answer; the same key again gives the
         same sandbox.
 
-        Raises KeyConflict for a key with another body, SandboxEnded for one whose sandbox has ended, PoolDry,
-        NodeUnavailable where the disk is too full for anything to run, RuntimeFailure, UnknownTemplate, or what
-        `source` raises.
+        Raises KeyConflict for a key with another body, SandboxEnded for one whose sandbox has ended, NameTaken,
+        PoolDry, NodeUnavailable where the disk is too full for anything to run, RuntimeFailure, UnknownTemplate,
+        BadRequest for what cannot be declared, or what `source` raises.
         """
+        if request.declared is not None:
+            request = msgspec.structs.replace(request, declared=checked(request.declared))
         digest = digest_of(request)
         if (full := self._warmer.emergency()) is not None and self._journal.find(request.key) is None:
             raise NodeUnavailable(f"{full.reason}; {full.remedy}", retry_after=10)
+        if self.names.holder(request.owner, request.name) and self._journal.find(request.key) is None:
+            self.names.refuse_taken(request.owner, request.name)
         sandbox_id = new_sandbox_id(self.code)
         # Looked at, written down, and only then taken, without giving way in between: a warm claim is taken on with
         # one commit, and where that fails the member is still warm.
-        member = None if source else self._warmer.next_member(request.template, request.size)
+        pooled = source is None and request.warm != "never"
+        member = self._warmer.next_member(request.template, request.size) if pooled else None
         if self._journal.begin(request.key, digest, sandbox_id, self._now(), member):
+            self.names.take(sandbox_id, request.owner, request.name)
             vm = None if member is None else self._warmer.take(request.template, request.size)
             answer: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
             task = spawn(self._claim(request, sandbox_id, vm, source, answer), f"claim {sandbox_id}")
@@ -159,6 +172,7 @@ class Keeper(Suspending):
         try:
             begun = time.perf_counter()
             end = begun + request.wait
+            launch: Launch = "cold" if vm is None else "warm"
             for attempt in range(1, _ATTEMPTS + 1):
                 written = vm is not None
                 deadline = self._config.claims.handover_deadline
@@ -168,12 +182,10 @@ class Keeper(Suspending):
                     async with self._restores:
                         vm = await self._from(snapshot, source)
                 elif vm is None:
-                    vm = await self._warmer.claim(
-                        request.template, request.size, max(0.1, end - time.perf_counter())
-                    )
+                    vm, launch = await self._another(request, max(0.1, end - time.perf_counter()))
                 try:
                     sandbox = await self._hand_over(
-                        request, sandbox_id, vm, begun, written, deadline, source is None
+                        request, sandbox_id, vm, begun, written, deadline, source is None, launch
                     )
                     if not answer.done():
                         answer.set_result(sandbox)
@@ -189,9 +201,31 @@ class Keeper(Suspending):
         except BaseException:
             with contextlib.suppress(GreenroomError):
                 self._journal.abort(request.key)
+            if sandbox_id not in self._live:
+                self.names.free(sandbox_id, request.owner, request.name)
             raise
         finally:
             self._pending.pop(request.key, None)
+
+    async def _another(self, request: ClaimRequest, wait: float) -> tuple[Vm, Launch]:
+        """A VM for a claim that had none at once, within `wait` seconds, and where it came from."""
+        template, size = request.template, request.size
+        if request.warm != "never":
+            vm = await self._warmer.claim(template, size, wait, stock=request.warm == "require")
+            return vm, "warm" if self._warmer.stocks(template, size) else "cold"
+        end = time.perf_counter() + wait
+        try:
+            async with asyncio.timeout(wait):
+                await self._restores.acquire()
+        except TimeoutError:
+            raise PoolDry(
+                f"too many sandboxes are being made here for a {template} one to be made in time; try again shortly",
+                retry_after=2,
+            ) from None
+        try:
+            return await self._warmer.make(template, size, max(0.1, end - time.perf_counter())), "cold"
+        finally:
+            self._restores.release()
 
     async def _from(self, snapshot: Snapshot, source: Source) -> Vm:
         """A VM from what `source` gave. Raises what `Runtime.restore` does, or `source` when it is asked again."""
@@ -211,6 +245,7 @@ class Keeper(Suspending):
         written: bool,
         deadline: float,
         pooled: bool,
+        launch: Launch,
     ) -> Sandbox:
         """Start `vm` as `sandbox_id`; whatever goes wrong, it is destroyed. `written`: the journal names it already."""
         steps = {"queue": time.perf_counter() - begun}
@@ -256,6 +291,9 @@ class Keeper(Suspending):
                 clock_error_ms=round(reading.error_ms, 3),
                 lifespan=request.lifespan,
                 network=request.network,
+                name=request.name,
+                declared=request.declared,
+                launch=launch,
             )
             inner = Inner(env=identity.env or {}, machine_id=identity.machine_id or "", ttl=request.ttl)
             saved = time.perf_counter()

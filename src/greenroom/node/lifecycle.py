@@ -20,6 +20,9 @@ Pausing and resuming take a while. They are begun by an outcome (`BeginPause`, `
 event that tells how they went; what comes meanwhile and cannot be judged yet is `Busy` and is asked again after.
 A sandbox that is to be paused at its time-out and cannot be (a full disk) goes on running and is tried again: what
 is in it is worth more than the time that it takes. A paused one has no time-out.
+
+Apart from its time-out it may have a *shutdown time*, which ends it wherever it stands, a paused one too. It counts
+from its confirmation on: what somebody asked for with a time that has passed was theirs, and then ended.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ Phase = Literal["provisional", "running", "pausing", "paused", "resuming", "repl
 
 UNCONFIRMED = "nobody confirmed it in time"
 TIME_UP = "its time was up"
+SHUT_DOWN = "its shutdown time came"
 VM_GONE = "its VM ended by itself"
 
 RETRY_FIRST, RETRY_LAST = 5.0, 60.0
@@ -52,9 +56,17 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End it, for this reason."""
+    """End it, for this reason. `asked` when somebody whose it is wants it; else the node does, for its own sake."""
 
     reason: str
+    asked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDownAt:
+    """This is its shutdown time from now on, or it has none."""
+
+    when: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +137,7 @@ Event = (
     Confirm
     | Renew
     | Release
+    | ShutDownAt
     | VmEnded
     | Tick
     | ClockStepped
@@ -151,9 +164,10 @@ class Unchanged:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Destroy it, now and only this once."""
+    """Destroy it, now and only this once. `by_itself`: it was somebody's, and nobody has asked for its end."""
 
     reason: str
+    by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +212,7 @@ class Lifecycle:
     phase: Phase = "provisional"
     pauses: bool = False
     """At its time-out it is paused instead of ended."""
+    shutdown_at: float | None = None
     failures: int = 0
     """Pauses at its time-out that failed since it was last renewed or resumed."""
     retry_at: float = 0.0
@@ -207,10 +222,20 @@ class Lifecycle:
         match self.phase:
             case "provisional":
                 return min(self.confirm_by, self.ends_at)
-            case "running":
-                return max(self.ends_at, self.retry_at) if self.failures else self.ends_at
-            case _:
+            case "ended":
                 return None
+            case _:
+                times = [when for when in (self._time_up_at(), self.shutdown_at) if when is not None]
+                return min(times, default=None)
+
+    def _time_up_at(self) -> float | None:
+        """When its time-out counts, of which only a running one has any."""
+        if self.phase != "running":
+            return None
+        return max(self.ends_at, self.retry_at) if self.failures else self.ends_at
+
+    def _must_shut_down(self, now: float) -> bool:
+        return self.shutdown_at is not None and now >= self.shutdown_at
 
     def handle(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
         """What becomes of it when `event` comes at `now`. Nothing is changed here, so a caller that cannot
@@ -223,8 +248,15 @@ class Lifecycle:
                 confirm_by=self.confirm_by + step,
                 ends_at=self.ends_at + step,
                 retry_at=self.retry_at + step if self.failures else 0.0,
+                shutdown_at=None if self.shutdown_at is None else self.shutdown_at + step,
             )
             return moved, Changed()
+        if self.phase not in ("provisional", "ended"):
+            if isinstance(event, ShutDownAt):
+                # Before time decides too: until the old one is carried out, it may be moved.
+                return replace(self, shutdown_at=event.when), Changed()
+            if isinstance(event, Tick | Renew | Pause | Resume | Replace) and self._must_shut_down(now):
+                return self._ended(SHUT_DOWN)
         match self.phase:
             case "provisional":
                 return self._provisional(event, now)
@@ -239,7 +271,7 @@ class Lifecycle:
             case "replacing":
                 return self._replacing(event)
             case "ended":
-                over = isinstance(event, Confirm | Renew | Release | Pause | Resume | Replace)
+                over = isinstance(event, Confirm | Renew | Release | ShutDownAt | Pause | Resume | Replace)
                 return self, Refused() if over else Unchanged()
 
     def _provisional(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
@@ -250,8 +282,8 @@ class Lifecycle:
         match event:
             case Confirm():
                 return replace(self, phase="running"), Changed()
-            case Release(reason):
-                return self._ended(reason)
+            case Release(reason, asked):
+                return self._ended(reason, asked)
             case VmEnded():
                 return self._ended(VM_GONE)
             case Tick():
@@ -261,12 +293,12 @@ class Lifecycle:
 
     def _running(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
         match event:
-            case Release(reason):
-                return self._ended(reason)
+            case Release(reason, asked):
+                return self._ended(reason, asked)
             case VmEnded():
                 return self._ended(VM_GONE)
-        due = self.due()
-        if due is not None and now >= due:
+        time_up_at = self._time_up_at()
+        if time_up_at is not None and now >= time_up_at:
             return self._begin_pause() if self.pauses else self._ended(TIME_UP)
         match event:
             case Renew(ttl, extend_only):
@@ -283,8 +315,8 @@ class Lifecycle:
 
     def _pausing(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
         match event:
-            case Release(reason):
-                return self._ended(reason)
+            case Release(reason, asked):
+                return self._ended(reason, asked)
             case VmEnded():
                 return self._ended(VM_GONE)
             case Paused():
@@ -302,8 +334,8 @@ class Lifecycle:
 
     def _paused(self, event: Event) -> tuple[Lifecycle, Outcome]:
         match event:
-            case Release(reason):
-                return self._ended(reason)
+            case Release(reason, asked):
+                return self._ended(reason, asked)
             case Resume(ttl, memory):
                 return replace(self, phase="resuming"), BeginResume(ttl, memory)
             case Renew() | Replace():
@@ -313,8 +345,8 @@ class Lifecycle:
 
     def _resuming(self, event: Event, now: float) -> tuple[Lifecycle, Outcome]:
         match event:
-            case Release(reason):
-                return self._ended(reason)
+            case Release(reason, asked):
+                return self._ended(reason, asked)
             case Resumed(ttl):
                 return replace(self, phase="running", ends_at=now + max(0.0, ttl)), Changed()
             case ResumeFailed():
@@ -326,8 +358,8 @@ class Lifecycle:
 
     def _replacing(self, event: Event) -> tuple[Lifecycle, Outcome]:
         match event:
-            case Release(reason):
-                return self._ended(reason)
+            case Release(reason, asked):
+                return self._ended(reason, asked)
             case Replaced():
                 return replace(self, phase="running"), Changed()
             case Pause() | Resume() | Renew() | Replace():
@@ -338,5 +370,6 @@ class Lifecycle:
     def _begin_pause(self, memory: bool | None = None) -> tuple[Lifecycle, BeginPause]:
         return replace(self, phase="pausing"), BeginPause(memory)
 
-    def _ended(self, reason: str) -> tuple[Lifecycle, End]:
-        return replace(self, phase="ended"), End(reason)
+    def _ended(self, reason: str, asked: bool = False) -> tuple[Lifecycle, End]:
+        by_itself = not asked and self.phase != "provisional"
+        return replace(self, phase="ended"), End(reason, by_itself)

@@ -44,6 +44,7 @@ class Live:
             ends_at=sandbox.ends_at,
             phase=phase if vm is not None else "paused",
             pauses=sandbox.lifespan.auto_pause,
+            shutdown_at=None if sandbox.declared is None else sandbox.declared.shutdown_at,
         )
 
     def __repr__(self) -> str:

@@ -63,6 +63,7 @@ _COMMITS = {
 _REASONS = {
     "it was killed": "killed",
     "its time was up": "timeout",
+    "its shutdown time came": "shutdown",
     "its VM ended by itself": "vm_ended",
     "the node was stopped": "node_stopped",
     "nobody confirmed it in time": "unconfirmed",

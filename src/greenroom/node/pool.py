@@ -2,7 +2,8 @@
 
 Claims wait in the order they came. A claim that arrives while a member is warm and nobody waits gets it at
 once; otherwise it queues, and each waiting claim adds one to what refill should start, so that a burst larger
-than the pool (or a pool with target 0) is served as fast as the node can restore. Failed members hold refill
+than the pool (or a pool with target 0) is served as fast as the node can restore. One that wants a member of the
+declared stock and no other waits for what the target brings, and adds nothing. Failed members hold refill
 back with a doubling pause; a member whose VM ends while it waits is counted as failed too.
 """
 
@@ -49,10 +50,11 @@ class MemberEnded:
 
 @dataclass(frozen=True, slots=True)
 class ClaimArrived:
-    """A claim wants a member before `deadline`."""
+    """A claim wants a member before `deadline`; unless it `demands` one, none is made for it."""
 
     claim: str
     deadline: float
+    demands: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class Pool:
         self.warm: deque[str] = deque()
         self.starting = 0
         self.waiting: OrderedDict[str, float] = OrderedDict()
+        self._patient: set[str] = set()
+        """Those of the waiting ones for which no member is made."""
         self.failed = 0
         """Members that never became ready or ended while warm, in all."""
         self._failures_in_a_row = 0
@@ -130,7 +134,8 @@ class Pool:
         """How many members should be started now, over those that are starting already."""
         if now < self.held_until:
             return 0
-        wanted = max(0, self.target + len(self.waiting) - len(self.warm) - self.starting)
+        demanded = self.target + len(self.waiting) - len(self._patient)
+        wanted = max(0, demanded - len(self.warm) - self.starting)
         # After a failure one member tries the way before the rest follow.
         return min(wanted, max(0, 1 - self.starting)) if self._failures_in_a_row else wanted
 
@@ -169,24 +174,31 @@ class Pool:
                     self.warm.remove(member)
                     self._count_failure("a warm member ended by itself", now)
                 return []
-            case ClaimArrived(claim, deadline):
+            case ClaimArrived(claim, deadline, demands):
                 if not self.warm and len(self.waiting) >= self._queue_length:
                     return [Refuse(claim, full=True)]
                 self.waiting[claim] = deadline
+                if not demands:
+                    self._patient.add(claim)
                 return self._match()
             case ClaimLeft(claim):
-                self.waiting.pop(claim, None)
+                self._leave(claim)
                 return []
             case Tick(now):
                 late = [claim for claim, deadline in self.waiting.items() if deadline <= now]
                 for claim in late:
-                    del self.waiting[claim]
+                    self._leave(claim)
                 return [Refuse(claim, full=False) for claim in late]
+
+    def _leave(self, claim: str) -> None:
+        self.waiting.pop(claim, None)
+        self._patient.discard(claim)
 
     def _match(self) -> list[Instruction]:
         made: list[Instruction] = []
         while self.warm and self.waiting:
-            claim, _ = self.waiting.popitem(last=False)
+            claim = next(iter(self.waiting))
+            self._leave(claim)
             made.append(HandOver(claim, self.warm.popleft()))
         return made
 

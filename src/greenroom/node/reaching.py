@@ -12,14 +12,15 @@ import logging
 import msgspec
 
 from greenroom.errors import GreenroomError, NotRunning
-from greenroom.node.residents import Live, Residents, unknown
+from greenroom.node.declaring import Declaring
+from greenroom.node.residents import Live, unknown
 from greenroom.runtime.engine import Vm
 from greenroom.wire.messages import Network, Sandbox
 
 _log = logging.getLogger(__name__)
 
 
-class Reaching(Residents):
+class Reaching(Declaring):
     """Residents whose network rules can be replaced."""
 
     async def reopen(self) -> None:

@@ -25,17 +25,22 @@ from greenroom.node.changelog import ChangeLog
 from greenroom.node.clock import NodeClock
 from greenroom.node.deadlines import Deadlines
 from greenroom.node.egress import Gate, NoGate
-from greenroom.node.journal import Journal
+from greenroom.node.journal import Entry, Journal
 from greenroom.node.live import Live, unknown
+from greenroom.node.names import Names
 from greenroom.node.observing import Asked, Sampler
+from greenroom.node.remains import Remains, moved, stays
 from greenroom.node.turns import Turns
 from greenroom.runtime.engine import Adopted, Identity, Runtime, Vm
 from greenroom.wire.messages import Network, Past, Sandbox, TimeoutRequest
 from greenroom.wire.tasks import spawn, stop
 
 __all__ = ["Live", "Residents", "unknown"]
+LOST = "its VM was gone when the node came back"
 
 _log = logging.getLogger(__name__)
+_TRY_AGAIN = 60.0
+"""Seconds after which a record that could not be dropped is tried again."""
 _LOOK_AT_CLOCK = 5.0
 """Seconds after which a wall clock that was set is noticed at the latest."""
 
@@ -54,7 +59,9 @@ class Residents(abc.ABC):
         self.gate: Gate | NoGate = NoGate()
         """The way out of sandboxes, where there is one."""
         self.changes = ChangeLog(journal.code())
-        """What `list` says, as it changes."""
+        """What `list` says, as it changes, what stays of ended ones, and names that are taken already."""
+        self.names = Names(self.changes)
+        self.remains = Remains(journal, self.changes, self.names)
         self._live: dict[str, Live] = {}
         self._deadlines = Deadlines()
         self._moved = asyncio.Event()
@@ -76,6 +83,9 @@ class Residents(abc.ABC):
         those returned.
         """
         step = self._clock.step_since(self._journal.clock())
+        self.remains.adopt()
+        if step:
+            self.remains.move(step)
         undone = self._journal.abort_pending()
         by_vm = {adopted.vm.name: adopted for adopted in found}
         kept = lost = 0
@@ -83,7 +93,7 @@ class Residents(abc.ABC):
             paused = entry.sandbox is not None and entry.sandbox.state == "paused"
             adopted = by_vm.pop(vm_name, None) if vm_name else None
             if entry.sandbox is None or (adopted is None and not paused):
-                self._journal.end(entry.key, "its VM was gone when the node came back", self._clock.now())
+                self._lose(entry)
                 lost += 1
                 continue
             live = Live(entry.key, entry.sandbox, None if adopted is None else adopted.vm, inner)
@@ -100,11 +110,21 @@ class Residents(abc.ABC):
             _log.warning(
                 "of an earlier run: %d sandboxes go on, %d are gone, %d claims undone", kept, lost, undone
             )
+        for sandbox_id in self.remains:
+            self._set_drop(sandbox_id)
         self._stamped = self._clock.reference
         self._restamp()
         if step:
             self._tell_of(step)
         return list(by_vm.values())
+
+    def _lose(self, entry: Entry) -> None:
+        """A sandbox of an earlier run has no VM any more."""
+        sandbox, now = entry.sandbox, self._clock.now()
+        if sandbox is not None and sandbox.confirm_by is None and stays(sandbox):
+            self.remains.keep(entry.key, sandbox, LOST, now)
+        else:
+            self._journal.end(entry.key, LOST, now)
 
     def _now(self) -> float:
         """Unix seconds; deadlines have been moved with the wall clock if it was set since the last call."""
@@ -112,6 +132,9 @@ class Residents(abc.ABC):
             for live in self._live.values():
                 self._move(live, step)
                 self._set_deadline(live)
+            self.remains.move(step)
+            for sandbox_id in self.remains:
+                self._set_drop(sandbox_id)
             self._moved.set()
             self._restamp()
             self._tell_of(step)
@@ -126,14 +149,14 @@ class Residents(abc.ABC):
             started_at=sandbox.started_at + step,
             ends_at=sandbox.ends_at + step,
             confirm_by=None if sandbox.confirm_by is None else sandbox.confirm_by + step,
+            declared=moved(sandbox.declared, step),
         )
 
     def _restamp(self) -> None:
         """Let the journal's times go by the clock as it is. Where that fails the reaper tries again."""
         try:
-            self._journal.restamp(
-                self._clock.reference, {live.key: live.sandbox for live in self._live.values()}
-            )
+            live = {live.key: live.sandbox for live in self._live.values() if not live.ending}
+            self._journal.restamp(self._clock.reference, live | self.remains.records())
         except GreenroomError as error:
             _log.error("that the clock was set could not be written down: %s", error.message)
         else:
@@ -166,14 +189,15 @@ class Residents(abc.ABC):
         live.wake = self.wake
         live.told = self._tell
         self._tell(live)
+        self.names.take(live.sandbox_id, live.owner, live.sandbox.name)
         live.history.note(self._clock.now(), "it runs" if live.vm is not None else "it is paused")
         self._set_deadline(live)
         self._watch(live)
 
     def _tell(self, live: Live) -> None:
-        """Let followers know what `list` says of a sandbox from now on. Called wherever its record is replaced, so no
-        way of changing one can forget it."""
-        shown = live.sandbox if live.shown else None
+        """Let followers know what `list` says of a sandbox from now on, or what stays of it. Called wherever its record
+        is replaced, so no way of changing one can forget it."""
+        shown = live.sandbox if live.shown else self.remains.get(live.sandbox_id)
         if shown is live.published:
             return
         live.published = shown
@@ -222,7 +246,7 @@ class Residents(abc.ABC):
         # A paused sandbox needs nobody: it waits for the next run.
         running = [live for live in self._live.values() if live.life.phase != "paused"]
         await asyncio.gather(
-            *(self.feed(live, lifecycle.Release("the node was stopped")) for live in running)
+            *(self.feed(live, lifecycle.Release("the node was stopped", asked=False)) for live in running)
         )
 
     def __len__(self) -> int:
@@ -244,9 +268,10 @@ class Residents(abc.ABC):
             raise unknown(sandbox_id)
         return live
 
-    def get(self, sandbox_id: str) -> Sandbox:
-        """Raises UnknownSandbox."""
-        return self.known(sandbox_id).sandbox
+    def get(self, sandbox_id: str, *, ended: bool = False) -> Sandbox:
+        """Its record; with `ended` also one that stays of a sandbox that has ended. Raises UnknownSandbox."""
+        stayed = self.remains.get(sandbox_id) if ended else None
+        return self.known(sandbox_id).sandbox if stayed is None else stayed
 
     def list(self) -> list[Sandbox]:
         """All running and paused sandboxes; provisional ones are nobody's yet."""
@@ -272,9 +297,17 @@ class Residents(abc.ABC):
         return await self._change(sandbox_id, lifecycle.Renew(request.ttl, request.extend_only))
 
     async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
-        """End a sandbox and give everything of it back. Raises UnknownSandbox."""
+        """End a sandbox and give everything of it back, or drop what stays of an ended one. Raises UnknownSandbox."""
+        if not self.remains.drop(sandbox_id, self._now()):
+            await self._release(sandbox_id, lifecycle.Release(reason))
+
+    async def evict(self, sandbox_id: str, reason: str) -> None:
+        """End a sandbox that nobody wants to end, for the node's sake. Raises UnknownSandbox."""
+        await self._release(sandbox_id, lifecycle.Release(reason, asked=False))
+
+    async def _release(self, sandbox_id: str, event: lifecycle.Release) -> None:
         live = self._live.get(sandbox_id)
-        if live is None or isinstance(await self.feed(live, lifecycle.Release(reason)), lifecycle.Refused):
+        if live is None or isinstance(await self.feed(live, event), lifecycle.Refused):
             raise unknown(sandbox_id)
 
     async def _change(self, sandbox_id: str, event: lifecycle.Event) -> Sandbox:
@@ -319,20 +352,23 @@ class Residents(abc.ABC):
                 if isinstance(event, lifecycle.Renew):
                     live.history.note(now, "its end was moved", seconds=f"{after.ends_at - now:.0f}")
                 self._set_deadline(live)
-            case lifecycle.End(reason):
+            case lifecycle.End(reason, by_itself):
+                if stayed := by_itself and stays(live.sandbox):
+                    # Before its life: at no time is it told that it is gone.
+                    self.remains.keep(live.key, live.sandbox, reason, now)
                 live.life = after
                 live.history.note(now, f"it ends: {reason}")
-                await self._end(live, reason)
+                await self._end(live, reason, stayed)
             case lifecycle.BeginPause(memory):
                 live.life = after
-                self._deadlines.drop(live.sandbox_id)
+                self._set_deadline(live)
                 self.begin_pause(live, live.sandbox.lifespan.pause_memory if memory is None else memory)
             case lifecycle.BeginResume(ttl, memory):
                 live.life = after
                 self.begin_resume(live, ttl, memory)
             case lifecycle.BeginReplace():
                 live.life = after
-                self._deadlines.drop(live.sandbox_id)
+                self._set_deadline(live)
         return outcome
 
     @abc.abstractmethod
@@ -357,11 +393,20 @@ class Residents(abc.ABC):
         self._set_deadline(live)
 
     def _set_deadline(self, live: Live) -> None:
-        due = live.life.due()
-        if due is not None:
-            self._deadlines.set(live.sandbox_id, due)
-            if due < self._looks_at:
-                self._moved.set()
+        if not live.ending:
+            self._set_due(live.sandbox_id, live.life.due())
+
+    def _set_drop(self, sandbox_id: str) -> None:
+        """Let what stays of an ended sandbox be dropped in time."""
+        self._set_due(sandbox_id, self.remains.until(sandbox_id))
+
+    def _set_due(self, sandbox_id: str, due: float | None) -> None:
+        if due is None:
+            self._deadlines.drop(sandbox_id)
+            return
+        self._deadlines.set(sandbox_id, due)
+        if due < self._looks_at:
+            self._moved.set()
 
     def disk_use(self) -> dict[str, int]:
         """Bytes of host disk that each running sandbox takes."""
@@ -381,17 +426,14 @@ class Residents(abc.ABC):
                 )
         return revived
 
-    async def _end(self, live: Live, reason: str) -> None:
-        """Take a sandbox down that its state machine has ended."""
+    async def _end(self, live: Live, reason: str, stayed: bool) -> None:
+        """Take a sandbox down that its state machine has ended; its record may have `stayed`."""
         counted.ENDED.labels(counted.end_reason(reason)).inc()
         sandbox_id = live.sandbox_id
-        self._deadlines.drop(sandbox_id)
-        try:
-            self._journal.end(live.key, reason, self._clock.now())
-        except GreenroomError as error:
-            # An end must never wait for a disk: it is what makes room on it. The next start sees that the VM
-            # is gone and ends the claim.
-            _log.error("the end of %s could not be written down: %s", sandbox_id, error.message)
+        self._set_drop(sandbox_id)
+        if not stayed:
+            self._write_end(live, reason)
+            self.names.free(sandbox_id, live.owner, live.sandbox.name)
         with contextlib.suppress(OSError):
             await self.cut(sandbox_id)
         try:
@@ -404,8 +446,25 @@ class Residents(abc.ABC):
         finally:
             self._live.pop(sandbox_id, None)
 
+    def _write_end(self, live: Live, reason: str) -> None:
+        try:
+            self._journal.end(live.key, reason, self._clock.now())
+        except GreenroomError as error:
+            # An end must never wait for a disk: it is what makes room on it. The next start sees that the VM
+            # is gone and ends the claim.
+            _log.error("the end of %s could not be written down: %s", live.sandbox_id, error.message)
+
+    def _drop_stayed(self, sandbox_id: str, now: float) -> bool:
+        """The time of what stays of an ended sandbox is over. False when there is none."""
+        try:
+            return self.remains.drop(sandbox_id, now)
+        except GreenroomError as error:
+            _log.error("the record of %s could not be dropped yet: %s", sandbox_id, error.message)
+            self._set_due(sandbox_id, now + _TRY_AGAIN)
+            return True
+
     async def _reap(self) -> None:
-        """End or pause sandboxes whose time is up, and forget keys whose retention is over."""
+        """End or pause sandboxes whose time is up, and forget what has been kept of ended ones for long enough."""
         forget_at = 0.0
         while True:
             self._moved.clear()
@@ -413,6 +472,8 @@ class Residents(abc.ABC):
             if self._stamped != self._clock.reference:
                 self._restamp()
             for sandbox_id in self._deadlines.due(now):
+                if self._drop_stayed(sandbox_id, now):
+                    continue
                 if (live := self._live.get(sandbox_id)) is not None:
                     spawn(self.feed(live, lifecycle.Tick()), f"time-out of {sandbox_id}")
             if now >= forget_at:

@@ -19,7 +19,9 @@ from greenroom.runtime.engine import Snapshot
 from greenroom.wire import changes, logs, metrics
 from greenroom.wire.changes import Position
 from greenroom.wire.messages import (
+    FOREVER,
     ClaimRequest,
+    DeclaredChange,
     ForkRequest,
     Network,
     NodeStatus,
@@ -33,10 +35,19 @@ from greenroom.wire.messages import (
     SnapshotList,
     SnapshotRequest,
     TimeoutRequest,
+    listed,
 )
 from greenroom.wire.serving import Handler, endpoint, json_response, read_json
 
 _READERS = ("api", "master", "operator")
+
+
+def _check_ttl(ttl: float, *, above_nothing: bool = False) -> None:
+    """Raise BadRequest for a time to live that is too long, or no time at all where that may not be."""
+    if above_nothing and not ttl > 0:
+        raise BadRequest("ttl: more than 0 seconds are needed")
+    if not (ttl <= LONGEST_TIMEOUT or ttl == FOREVER):
+        raise BadRequest(f"ttl: at most {LONGEST_TIMEOUT} seconds are allowed, or {FOREVER:.0f} for ever")
 
 
 def routes(
@@ -50,8 +61,7 @@ def routes(
 
     async def claim(request: Request) -> Response:
         wanted = await read_json(request, ClaimRequest)
-        if not 0 < wanted.ttl <= LONGEST_TIMEOUT:
-            raise BadRequest(f"ttl: more than 0 and at most {LONGEST_TIMEOUT} seconds are allowed")
+        _check_ttl(wanted.ttl, above_nothing=True)
         if not 0 <= wanted.wait <= 300:
             raise BadRequest("wait must lie between 0 and 300 seconds")
 
@@ -70,7 +80,8 @@ def routes(
         return json_response(SandboxList(sandboxes=keeper.list()))
 
     async def sandbox(request: Request) -> Response:
-        return json_response(keeper.get(request.path_params["sandbox_id"]))
+        ended = request.query_params.get("ended") == "1"
+        return json_response(keeper.get(request.path_params["sandbox_id"], ended=ended))
 
     async def release(request: Request) -> Response:
         with metrics.Outcome(RELEASES):
@@ -79,8 +90,7 @@ def routes(
 
     async def timeout(request: Request) -> Response:
         wanted = await read_json(request, TimeoutRequest)
-        if not wanted.ttl <= LONGEST_TIMEOUT:
-            raise BadRequest(f"ttl: at most {LONGEST_TIMEOUT} seconds are allowed")
+        _check_ttl(wanted.ttl)
         return json_response(await keeper.set_timeout(request.path_params["sandbox_id"], wanted))
 
     async def pause(request: Request) -> Response:
@@ -89,8 +99,9 @@ def routes(
 
     async def resume(request: Request) -> Response:
         wanted = await read_json(request, ResumeRequest)
-        if not 0 <= wanted.ttl <= LONGEST_TIMEOUT:
-            raise BadRequest(f"ttl: 0 to {LONGEST_TIMEOUT} seconds are allowed")
+        _check_ttl(wanted.ttl)
+        if not wanted.ttl >= 0:
+            raise BadRequest("ttl: less than 0 seconds is no time")
         resumed = await keeper.resume(request.path_params["sandbox_id"], wanted.ttl, memory=wanted.memory)
         return json_response(resumed)
 
@@ -117,8 +128,7 @@ def routes(
 
     async def fork(request: Request) -> Response:
         wanted = await read_json(request, ForkRequest)
-        if not 0 < wanted.ttl <= LONGEST_TIMEOUT:
-            raise BadRequest(f"ttl: more than 0 and at most {LONGEST_TIMEOUT} seconds are allowed")
+        _check_ttl(wanted.ttl, above_nothing=True)
         return json_response(await branching.fork(request.path_params["sandbox_id"], wanted), 201)
 
     async def confirm(request: Request) -> Response:
@@ -127,6 +137,10 @@ def routes(
     async def network(request: Request) -> Response:
         wanted = await read_json(request, Network)
         return json_response(await keeper.set_network(request.path_params["sandbox_id"], wanted))
+
+    async def declare(request: Request) -> Response:
+        wanted = await read_json(request, DeclaredChange)
+        return json_response(listed(await keeper.declare(request.path_params["sandbox_id"], wanted)))
 
     async def signatures(request: Request) -> Response:
         url = await read_json(request, SignedUrl)
@@ -158,7 +172,7 @@ def routes(
 
     return [
         endpoint("GET", changes.PATH, follow, _READERS),
-        endpoint("POST", "/v1/claims", claim, ("master",)),
+        placed("POST", "/v1/claims", claim, ("master",)),
         endpoint("GET", "/v1/claims/{key}", claim_by_key, ("api", "master")),
         endpoint("GET", "/v1/sandboxes", sandboxes, _READERS),
         placed("GET", "/v1/sandboxes/{sandbox_id}", sandbox, _READERS),
@@ -166,6 +180,7 @@ def routes(
         placed("POST", "/v1/sandboxes/{sandbox_id}/confirm", confirm, ("api",)),
         placed("POST", "/v1/sandboxes/{sandbox_id}/timeout", timeout, ("api", "operator")),
         placed("PUT", "/v1/sandboxes/{sandbox_id}/network", network, ("api", "operator")),
+        placed("PUT", "/v1/sandboxes/{sandbox_id}/declared", declare, ("api", "operator")),
         placed("POST", "/v1/sandboxes/{sandbox_id}/pause", pause, ("api", "operator")),
         placed("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),

@@ -131,7 +131,7 @@ async def _serve(
     stack.enter_context(metrics.reading(way_out.read))
     stack.enter_context(metrics.reading(followers.read))
     guard = DiskGuard(
-        spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.release, keeper.revive
+        spec.home, config.pools.disk_emergency_mib, keeper.disk_use, keeper.evict, keeper.revive
     )
     stack.push_async_callback(stop, spawn(guard.run(), "disk guard"))
     stack.enter_context(metrics.reading(lambda: read(warmer.status(), len(keeper), relay.statistics())))

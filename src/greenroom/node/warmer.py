@@ -108,7 +108,7 @@ class Warmer:
         self._last_served: PoolKey | None = None
         self._parallel = config.pools.refill_parallel or os.cpu_count() or 1
         self._closing = False
-        self._declared: list[PoolSpec] = []
+        self._targets: list[PoolSpec] = []
         self.tell: Callable[[PoolCounts], None] = _nobody
         """Hears of each change of a pool's numbers."""
 
@@ -131,8 +131,8 @@ class Warmer:
 
     async def set_pools(self, specs: Iterable[PoolSpec], progress: Progress) -> None:
         """Declare this node's share of every pool; one that is left out drains."""
-        self._declared = list(specs)
-        wanted = {(spec.template, spec.size): spec for spec in self._declared}
+        self._targets = list(specs)
+        wanted = {(spec.template, spec.size): spec for spec in self._targets}
         for key, warm in self._pools.items():
             if key not in wanted and warm.pool.target > 0:
                 warm.spec = PoolSpec(template=key[0], size=key[1], target=0)
@@ -149,7 +149,7 @@ class Warmer:
 
     def declared(self) -> list[PoolSpec]:
         """This node's share of every pool, as it was declared last."""
-        return self._declared
+        return self._targets
 
     def room_mib(self) -> int | None:
         """MiB of memory that more members may take; None where they take nothing."""
@@ -224,25 +224,59 @@ class Warmer:
         counted.came_from_pool(template, size, asked, time.perf_counter())
         return vm
 
-    async def claim(self, template: str, size: Size, wait: float) -> Vm:
-        """A member of the pool, the caller's from now on. Waits in the pool's queue up to `wait` seconds.
+    def stocks(self, template: str, size: Size) -> bool:
+        """Whether a pool is declared here for these, or still has a member."""
+        warm = self._pools.get((template, size))
+        return warm is not None and (warm.pool.target > 0 or bool(warm.pool.warm))
 
-        Raises PoolDry when the queue is full or the time is up, UnknownTemplate when there is no such image.
+    async def make(self, template: str, size: Size, wait: float) -> Vm:
+        """A VM made for the caller alone, from the pool's golden: no member, and no place in the queue. Waits up to
+        `wait` seconds for the golden, where that is being made.
+
+        Raises PoolDry when it is not there in time or nothing may be started here now, UnknownTemplate, RuntimeFailure.
         """
+        warm = await self._declared(template, size)
+        if warm.golden is None and warm.preparing is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await asyncio.shield(warm.preparing)
+        if (shortage := self._held_back()) is not None or warm.golden is None:
+            raise _dry(template, False, warm, shortage)
+        return await self._runtime.restore(warm.golden)
+
+    async def _declared(self, template: str, size: Size) -> _Warm:
+        """The pool, with its golden there or on its way. One that nobody declared has the target 0: its members are
+        made on demand. Raises NodeUnavailable, UnknownTemplate."""
         key = (template, size)
         if self._closing:
             raise NodeUnavailable("this node is stopping")
         if key not in self._pools:
-            # No pool was declared: members are made on demand, as for a pool with target 0.
             await self._runtime.prepare_image(template, lambda _step, _done: None)
             self._pool(key, PoolSpec(template=template, size=size, target=0))
         self._prepare(key, lambda _step, _done: None)
+        return self._pools[key]
+
+    async def claim(self, template: str, size: Size, wait: float, *, stock: bool = False) -> Vm:
+        """A member of the pool, the caller's from now on. Waits in the pool's queue up to `wait` seconds.
+
+        With `stock` only one that the pool's target brings: none is made for this claim.
+
+        Raises PoolDry when the queue is full, the time is up, or there is no `stock`; UnknownTemplate.
+        """
+        key = (template, size)
+        if stock and not self.stocks(template, size):
+            raise PoolDry(
+                f"no warm pool of {template} in {size.name} is declared here; declare one, or take a sandbox that is "
+                "made when it is asked for",
+                retry_after=2,
+            )
+        await self._declared(template, size)
         name = f"claim-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Vm] = loop.create_future()
         self._claims[name] = future
         asked = time.perf_counter()
-        self._apply(key, machine.ClaimArrived(name, loop.time() + wait))
+        self._apply(key, machine.ClaimArrived(name, loop.time() + wait, demands=not stock))
         queued = time.perf_counter()
         self._kick.set()
         try:

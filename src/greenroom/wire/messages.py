@@ -170,6 +170,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ended_at: float | None = None
     end_reason: str = ""
     """Of an `ended` one."""
+    launch: Literal["", "warm", "cold"] = ""
+    """Whether its VM came out of a pool's warm stock, or was made for it. Empty where that was not written down."""
 
 
 class Sandbox(Listed, frozen=True, kw_only=True, gc=True):
@@ -261,6 +263,10 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     keys: list[ClaimKey]
     ttl: float
+    names: list[ObjectName] = []
+    """What they are called, one for each key; or none has a name."""
+    declared: list[Declared] = []
+    """What is declared of them, one for each key; or nothing is of any."""
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
