@@ -33,6 +33,8 @@ _AFTER_A_CLAIM = 0.001
 """Seconds after which refill looks what a claim has taken: the claim goes first, a restore takes far longer."""
 _NEWEST = 0.2
 """Weight of the last member in how long making one takes."""
+_QUICKEST = 0.01
+"""Seconds for a member below which it makes no difference to say that it was made more quickly."""
 _MEASURE_EVERY = 30.0
 """Seconds between two looks at how much memory a waiting member of a pool takes."""
 _AFTER_A_FAULT = 1.0
@@ -315,11 +317,15 @@ class Warmer:
                     reason=reason,
                     failing=warm.failing,
                     make_seconds=warm.make_seconds,
-                    refill_rate=None if not warm.make_seconds else self._parallel / warm.make_seconds,
+                    refill_rate=self._rate(warm),
                     member_mib=warm.member_mib,
                 )
             )
         return found
+
+    def _rate(self, warm: _Warm) -> float | None:
+        """Members a second that this node can make for a pool; None before it made one."""
+        return None if warm.make_seconds is None else self._parallel / max(_QUICKEST, warm.make_seconds)
 
     def _apply(self, key: PoolKey, event: machine.Event) -> None:
         """Feed one event to a pool and carry out what it says."""
