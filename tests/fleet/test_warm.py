@@ -153,6 +153,11 @@ class AgreesWithASearch(RuleBasedStateMachine):
         self.sent[node, pool] = self.sent.get((node, pool), 0) + 1
 
     @rule(node=nodes, pool=pools)
+    def send(self, node: str, pool: tuple[str, str]) -> None:
+        self.index.send(node, pool)
+        self.sent[node, pool] = self.sent.get((node, pool), 0) + 1
+
+    @rule(node=nodes, pool=pools)
     def settle(self, node: str, pool: tuple[str, str]) -> None:
         self.index.settle(node, pool)
         self.sent[node, pool] = max(0, self.sent.get((node, pool), 0) - 1)
@@ -162,6 +167,11 @@ class AgreesWithASearch(RuleBasedStateMachine):
         for node, pool in self.told_:
             assert self.index.left(node, pool) == max(0, self.left(node, pool))
         assert self.index.statistics()["entries"] == len(self.told_)
+        for (node, pool), sent in self.sent.items():
+            assert self.index.sent(node, pool) == sent
+        for pool in {pool for _, pool in self.told_}:
+            keepers = {node for node, told in self.told_ if told == pool} & self.admitted
+            assert set(self.index.keepers(pool)) == keepers
 
     @invariant()
     def levels_are_bounded(self) -> None:

@@ -77,8 +77,13 @@ def test_of_two_at_once_one_wins(plane: Cluster, node: FakeNode, claim: Claim) -
     assert sum(len(each.sandboxes) for each in plane.nodes) == 1
 
 
-def test_a_name_is_known_to_the_next_master(plane: Cluster, node: FakeNode, claim: Claim) -> None:
-    confirm(plane, node, claim("auto-1", **BOX))
+@pytest.mark.parametrize("confirmed", [True, False], ids=["confirmed", "held"])
+def test_a_name_is_known_to_the_next_master(
+    plane: Cluster, node: FakeNode, claim: Claim, confirmed: bool
+) -> None:
+    made = claim("auto-1", **BOX)
+    if confirmed:
+        confirm(plane, node, made)
     assert plane.masters[0].stop(signal.SIGKILL) == -signal.SIGKILL
     plane.masters[0] = plane.master()
     with pytest.raises(NameTaken):
@@ -99,6 +104,21 @@ def test_a_name_is_free_again_after_its_sandbox(plane: Cluster, node: FakeNode, 
     made = claim("auto-1", **BOX)
     confirm(plane, node, made)
     del node.sandboxes[made.sandbox_id]
+
+    def made_again() -> bool:
+        try:
+            return claim("auto-2", **BOX).name == "box"
+        except NameTaken:
+            return False
+
+    soon(made_again)
+
+
+def test_a_name_is_free_again_when_its_sandbox_was_never_confirmed(
+    plane: Cluster, node: FakeNode, claim: Claim
+) -> None:
+    made = claim("auto-1", **BOX)
+    plane.call("api", "DELETE", f"{node.url}/v1/sandboxes/{made.sandbox_id}", type(None))
 
     def made_again() -> bool:
         try:
@@ -165,11 +185,11 @@ def test_a_quota_holds_over_all_nodes_before_any_is_asked(
     )
     plane.stored(lambda store: store.put_object(quota, 0))
     made: list[Sandbox] = []
-    keys = itertools.count()
+    numbers = itertools.count()
 
     def refused() -> GreenroomError | None:
         try:
-            made.append(claim(f"auto-{next(keys)}", owner="ns"))
+            made.append(claim(f"auto-{next(numbers)}", owner="ns"))
         except QuotaExceeded as error:
             return error
         return None

@@ -86,3 +86,22 @@ async def test_an_answer_that_was_on_its_way_when_the_node_began_to_leave_counts
     going.set()
     await registering
     assert applied == []
+
+
+async def test_what_another_call_has_told_meanwhile_is_put_right_by_the_next_answer() -> None:
+    """A list that was taken between heartbeats is not the one that the master wants any more, though it has said so."""
+    has: list[PoolSpec] = []
+
+    def status() -> NodeStatus:
+        return NodeStatus(name="n", code="aaaa", api_url="", relay_host="", relay_port=1, engine="simulated")
+
+    async def apply(pools: list[PoolSpec]) -> None:
+        has[:] = pools
+
+    membership = Membership(Master(), ["http://master"], status, apply, 0.001, lambda: has)  # type: ignore[arg-type]
+    await membership.register()
+    assert has == [POOL]
+    beating = spawn(membership.run(), "heartbeats")
+    has.clear()
+    await until(lambda: has == [POOL])
+    await stop(beating)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from greenroom.config import Config
 from greenroom.errors import NodeUnavailable, PoolDry
 from greenroom.node.headroom import Headroom
 from greenroom.node.refill import allot
-from greenroom.node.warmer import Warmer
+from greenroom.node.warmer import Warmer, own_memory_mib
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.messages import PoolSpec, PoolStatus, Size
 from greenroom.wire.tasks import spawn
@@ -255,3 +256,47 @@ async def test_a_refill_step_that_fails_for_an_unforeseen_reason_is_tried_again(
     monkeypatch.setattr("greenroom.node.warmer._AFTER_A_FAULT", 0.001)
     await warmer.set_pools([spec(2)], quiet)
     await until(lambda: only(warmer).warm == 2)
+
+
+async def test_how_long_making_a_member_takes_is_told(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    runtime.restore_delay = 0.01
+    await warmer.set_pools([spec(0)], quiet)
+    assert (only(warmer).make_seconds, only(warmer).refill_rate) == (None, None)
+    await warmer.set_pools([spec(2)], quiet)
+    assert warmer.declared() == [spec(2)]
+    await until(lambda: only(warmer).warm == 2)
+    seconds, rate = only(warmer).make_seconds, only(warmer).refill_rate
+    assert seconds is not None
+    assert seconds >= 0.01
+    assert rate is not None
+    parallel = round(rate * seconds)
+    assert parallel >= 1
+    assert rate == pytest.approx(parallel / seconds)
+    assert warmer.room_mib() is None
+    assert only(warmer).member_mib is None, "a simulated one takes nothing"
+
+
+async def test_a_pool_is_failing_until_a_member_is_made(warmer: Warmer, runtime: SimulatedRuntime) -> None:
+    runtime.fail_next = 1
+    await warmer.set_pools([spec(1)], quiet)
+    await until(lambda: only(warmer).failed == 1)
+    assert only(warmer).failing
+    await until(lambda: only(warmer).warm == 1)
+    assert not only(warmer).failing
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "room"), [(5000, 10**6, 3976), (1000, 10**6, 0), (5000, 100, 0)], ids=str
+)
+async def test_the_room_for_members_is_what_is_above_the_floors(
+    memory: int, disk: int, room: int, runtime: SimulatedRuntime, config: Config, tmp_path: Path
+) -> None:
+    headroom = Headroom(config.pools, tmp_path, lambda: memory, lambda _directory: disk)
+    assert Warmer(runtime, config, tmp_path, headroom).room_mib() == room
+
+
+async def test_a_process_tells_how_much_memory_it_has_for_itself() -> None:
+    own = own_memory_mib(os.getpid())
+    assert own is not None
+    assert own > 1
+    assert own_memory_mib(2**22 + 1) is None

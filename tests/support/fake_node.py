@@ -25,7 +25,7 @@ from greenroom.node.changelog import ChangeLog
 from greenroom.node.followers import Followers
 from greenroom.wire import changes, credentials, serving
 from greenroom.wire.calling import RoleClient
-from greenroom.wire.changes import Position
+from greenroom.wire.changes import HeldName, Position
 from greenroom.wire.ids import new_node_code, new_sandbox_id
 from greenroom.wire.messages import (
     ClaimRequest,
@@ -171,6 +171,8 @@ class FakeNode:
         sandbox = self.sandboxes.get(sandbox_id)
         if sandbox is not None and _lives(sandbox) and sandbox.confirm_by is None:
             self._log.put(sandbox)
+        elif sandbox is not None and _lives(sandbox) and sandbox.name:
+            self._log.hold(HeldName(sandbox_id, sandbox.owner, sandbox.name))
         else:
             self._log.drop(sandbox_id)
 

@@ -17,7 +17,7 @@ from greenroom.fleet.following import Following
 from greenroom.fleet.usage import Usage, amount_of
 from greenroom.fleet.view import View
 from greenroom.master.catalogue import Catalogue
-from greenroom.master.inflight import InFlight, Ticket, is_taken
+from greenroom.master.inflight import InFlight, Ticket
 from greenroom.master.membership import Membership
 from greenroom.master.metrics import QUOTA_REFUSALS
 from greenroom.master.quotas import check
@@ -88,7 +88,7 @@ class Admission:
                     "earlier request was lost; try again shortly",
                     retry_after=SEEN_AGAIN,
                 )
-            if ticket is not None or is_taken(self._view, owner, name):
+            if ticket is not None or self._view.taken(owner, name):
                 raise taken(owner, name)
         amount = amount_of(request.size)
         try:

@@ -159,6 +159,7 @@ class Driver:
         if node is None:
             return False
         first, node.heard = not node.heard, True
+        failing = {key for key, pool in node.pools.items() if pool.failing}
         node.room_mib = status.room_mib
         node.pools = {PoolName(pool.template, pool.size): pool for pool in status.pools}
         if first:
@@ -169,7 +170,7 @@ class Driver:
             elif now - node.failing.setdefault(key, now) >= FAILING_FOR:
                 del node.failing[key]
                 node.barred[key] = now + BARRED_FOR
-        return first
+        return first or failing != {key for key, pool in node.pools.items() if pool.failing}
 
     def counted(self, name: str, counts: Iterable[PoolCounts]) -> bool:
         """A node's stream tells of its pools. True where that is reason to decide anew."""
@@ -200,17 +201,21 @@ class Driver:
         keys = sorted(current.keys() | old.keys(), key=lambda key: (key.template, key.size))
         budgets = {name: node.budget_mib(self._sizes) for name, node in self.nodes.items()}
         placed: dict[str, dict[PoolName, int]] = {name: {} for name in self.nodes}
-        missing: dict[PoolName, int] = {}
-        # What is there already is placed first: it takes its memory whatever else is wanted.
-        for key in [key for key in keys if key not in current]:
-            ready = sum(node.ready(key) for node in self.nodes.values())
-            total = old[key] if key in recreated else min(old[key], ready)
-            self._put(placed, key, self._shrunk(key, total))
+        # What is there already takes its memory whatever else is wanted; each pool's own is given back in its turn.
+        kept = [key for key in keys if key not in current]
         later = [key for key in keys if key in current]
-        while later:
-            key = later.pop(0)
+        for key in kept:
+            there = sum(node.ready(key) for node in self.nodes.values())
+            self._put(placed, key, self._shrunk(key, old[key] if key in recreated else min(old[key], there)))
+        free = {
+            name: None if budget is None else budget - self._held(name, placed[name], later)
+            for name, budget in budgets.items()
+        }
+        memory = _relative(budgets)
+        missing: dict[PoolName, int] = {}
+        for key in later:
             total = current[key] + old.get(key, 0)
-            shares = self._shares(key, total, placed, budgets, later, now)
+            shares = self._shares(key, total, free, memory, now)
             self._put(placed, key, shares)
             missing[key] = total - sum(shares.values())
         for name, node in self.nodes.items():
@@ -301,50 +306,56 @@ class Driver:
                     targets[name] -= less
         return targets
 
+    def _held(self, name: str, targets: Mapping[PoolName, int], later: Iterable[PoolName]) -> int:
+        """MiB that some targets take on a node, with what it has ready of other pools."""
+        node = self.nodes[name]
+        held = sum(share * self._mib(node, key) for key, share in targets.items())
+        return held + sum(self._owned(node, key) for key in later)
+
+    def _mib(self, node: Node, key: PoolName) -> int:
+        return node.member_mib(key, self._sizes.get(key))
+
+    def _owned(self, node: Node, key: PoolName) -> int:
+        """MiB of the members of a pool that a node has ready, and is to have."""
+        members = min(node.placed.get(key, 0), node.ready(key))
+        return members * self._mib(node, key) if members else 0
+
     def _shares(
         self,
         key: PoolName,
         total: int,
-        placed: Mapping[str, Mapping[PoolName, int]],
-        budgets: Mapping[str, int | None],
-        later: list[PoolName],
+        free: dict[str, int | None],
+        memory: Mapping[str, float],
         now: float,
     ) -> dict[str, int]:
-        most: dict[str, int | None] = {}
-        for name, node in self.nodes.items():
-            budget = budgets[name]
-            if budget is None:
-                most[name] = None
-                continue
-            mib = {
-                each: node.member_mib(each, self._sizes.get(each)) for each in (key, *placed[name], *later)
-            }
-            taken = sum(share * mib[each] for each, share in placed[name].items())
-            # Those whose turn comes later keep the room of what they have ready.
-            taken += sum(min(node.placed.get(each, 0), node.ready(each)) * mib[each] for each in later)
-            most[name] = max(0, (budget - taken) // mib[key])
+        """Each node's share of a pool. `free` is the memory that is left for it, and is less by it afterwards."""
+        most: dict[str, int | None] = dict.fromkeys(free)
+        for name, room in free.items():
+            if room is not None:
+                node = self.nodes[name]
+                free[name] = room = room + self._owned(node, key)
+                most[name] = max(0, room // self._mib(node, key))
         before = {name: node.placed.get(key, 0) for name, node in self.nodes.items()}
         may_move = all(node.heard for node in self.nodes.values())
-        return resettle(
-            total,
-            self._weights(key, budgets, now),
-            most,
-            before,
-            f"{key.template}/{key.size}",
-            may_move=may_move,
-        )
+        weights = self._weights(key, memory, now)
+        shares = resettle(total, weights, most, before, f"{key.template}/{key.size}", may_move=may_move)
+        for name, room in free.items():
+            if room is not None and shares[name]:
+                free[name] = room - shares[name] * self._mib(self.nodes[name], key)
+        return shares
 
-    def _weights(self, key: PoolName, budgets: Mapping[str, int | None], now: float) -> dict[str, int]:
+    def _weights(self, key: PoolName, memory: Mapping[str, float], now: float) -> dict[str, int]:
         rates: dict[str, float | None] = {}
         barred = set()
         for name, node in self.nodes.items():
             status = node.pools.get(key)
             rates[name] = None if status is None else status.refill_rate
-            if node.barred.get(key, 0.0) > now:
-                barred.add(name)
-            else:
-                node.barred.pop(key, None)
-        speed, memory = _relative(rates), _relative(budgets)
+            if key in node.barred:
+                if node.barred[key] > now:
+                    barred.add(name)
+                else:
+                    del node.barred[key]
+        speed = _relative(rates)
         weights = {}
         for name in self.nodes:
             weight = round(_UNIT * math.sqrt(speed[name] * memory[name]))
@@ -353,6 +364,11 @@ class Driver:
             for name in barred:
                 weights[name] = 0
         return weights
+
+    def list_of(self, name: str) -> list[PoolSpec]:
+        """The targets that a node has, as far as they are declared."""
+        node = self.nodes.get(name)
+        return [] if node is None else self._list(node.placed)
 
     def _list(self, targets: Mapping[PoolName, int]) -> list[PoolSpec]:
         specs = []

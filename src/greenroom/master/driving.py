@@ -2,7 +2,7 @@
 
 A node that is told has it within milliseconds; every answer to its heartbeats has the same list, so one that could not
 be told has it a heartbeat later. Decisions are made where something happened that counts, at once; what heartbeats
-tell (speed, memory) counts once a second at most.
+tell of speed and memory counts every few seconds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ RETRY_FIRST, RETRY_LAST = 0.1, 2.0
 """Seconds until a node that could not be told is told again: doubling from the first to the last."""
 GIVE_UP = 20.0
 """Seconds after which it is left to the heartbeats."""
-LOOK_EVERY = 1.0
-"""Seconds between two decisions for what heartbeats tell."""
+LOOK_EVERY = 5.0
+"""Seconds between two decisions for what heartbeats tell of speed and memory."""
+_SHARE = 5
+"""Of all time, decisions may take one part in so many: a fleet that is so large tells of changes a little later."""
 
 
 class Driving:
@@ -101,9 +103,18 @@ class Driving:
 
     def heard(self, status: NodeStatus) -> list[PoolSpec]:
         """A node tells of itself; returns its list, which is to be in the answer."""
+        node = self._driver.nodes.get(status.name)
+        first = node is not None and not node.heard
         if self._driver.heard(status, time.monotonic()):
-            self._decide()
+            self._kick.set()
         self._beaten = True
+        if first:
+            # What it was told before, by this master's earlier self, is right until all is worked out anew; one that
+            # was told nothing begins with its share, whose images it has to prepare.
+            if not self._driver.list_of(status.name):
+                self._decide()
+            else:
+                self._decision.lists[status.name] = self._driver.list_of(status.name)
         wanted = self._decision.lists.get(status.name, [])
         self._told[status.name] = wanted
         return wanted
@@ -125,11 +136,13 @@ class Driving:
         try:
             while True:
                 self._kick.clear()
+                begun = time.monotonic()
                 # A fault here is one of ours; the pools of the fleet must not stand still for it.
                 try:
                     self._decide()
                 except Exception:
                     _log.exception("the pools could not be worked out; trying again")
+                await asyncio.sleep((_SHARE - 1) * (time.monotonic() - begun))
                 await self._rest()
         finally:
             await stop(*self._telling.values())

@@ -86,7 +86,7 @@ class InFlight:
     def told(self, ticket: Ticket) -> None:
         """The view is as far as its node's answer: if it has the name, it is also who knows when that is free again.
         That the sandbox is shown, and counted, comes later."""
-        if is_taken(self._view, ticket.owner, ticket.name):
+        if self._view.taken(ticket.owner, ticket.name):
             self._drop_name(ticket)
 
     def expire(self, now: float) -> None:
@@ -112,8 +112,3 @@ class InFlight:
     def _drop_name(self, ticket: Ticket) -> None:
         if self._names.get((ticket.owner, ticket.name)) is ticket:
             del self._names[ticket.owner, ticket.name]
-
-
-def is_taken(view: View, owner: str, name: str) -> bool:
-    """Whether the view has a sandbox of this name."""
-    return view.named(owner, name) is not None

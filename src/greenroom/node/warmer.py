@@ -33,6 +33,8 @@ _AFTER_A_CLAIM = 0.001
 """Seconds after which refill looks what a claim has taken: the claim goes first, a restore takes far longer."""
 _NEWEST = 0.2
 """Weight of the last member in how long making one takes."""
+_QUICKEST = 0.01
+"""Seconds for a member below which it makes no difference to say that it was made more quickly."""
 _MEASURE_EVERY = 30.0
 """Seconds between two looks at how much memory a waiting member of a pool takes."""
 _AFTER_A_FAULT = 1.0
@@ -108,7 +110,7 @@ class Warmer:
         self._last_served: PoolKey | None = None
         self._parallel = config.pools.refill_parallel or os.cpu_count() or 1
         self._closing = False
-        self._declared: list[PoolSpec] = []
+        self._targets: list[PoolSpec] = []
         self.tell: Callable[[PoolCounts], None] = _nobody
         """Hears of each change of a pool's numbers."""
 
@@ -131,8 +133,8 @@ class Warmer:
 
     async def set_pools(self, specs: Iterable[PoolSpec], progress: Progress) -> None:
         """Declare this node's share of every pool; one that is left out drains."""
-        self._declared = list(specs)
-        wanted = {(spec.template, spec.size): spec for spec in self._declared}
+        self._targets = list(specs)
+        wanted = {(spec.template, spec.size): spec for spec in self._targets}
         for key, warm in self._pools.items():
             if key not in wanted and warm.pool.target > 0:
                 warm.spec = PoolSpec(template=key[0], size=key[1], target=0)
@@ -149,7 +151,7 @@ class Warmer:
 
     def declared(self) -> list[PoolSpec]:
         """This node's share of every pool, as it was declared last."""
-        return self._declared
+        return self._targets
 
     def room_mib(self) -> int | None:
         """MiB of memory that more members may take; None where they take nothing."""
@@ -315,11 +317,15 @@ class Warmer:
                     reason=reason,
                     failing=warm.failing,
                     make_seconds=warm.make_seconds,
-                    refill_rate=None if not warm.make_seconds else self._parallel / warm.make_seconds,
+                    refill_rate=self._rate(warm),
                     member_mib=warm.member_mib,
                 )
             )
         return found
+
+    def _rate(self, warm: _Warm) -> float | None:
+        """Members a second that this node can make for a pool; None before it made one."""
+        return None if warm.make_seconds is None else self._parallel / max(_QUICKEST, warm.make_seconds)
 
     def _apply(self, key: PoolKey, event: machine.Event) -> None:
         """Feed one event to a pool and carry out what it says."""
