@@ -149,6 +149,9 @@ class EventStorage(ReadOnly):
     def node(self, node: NodeView, *, there: bool) -> None:
         """See `Follower`."""
 
+    def close(self) -> None:
+        """See `Follower`."""
+
     def _transition(self, before: LiveRow, after: LiveRow) -> None:
         was, now = before.facts, after.facts
         if now.listed.state != was.listed.state:
