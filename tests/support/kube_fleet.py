@@ -11,7 +11,12 @@ from typing import Any
 import msgspec
 
 from greenroom.api.kube.live.claims import Found, SandboxClaimStorage
-from greenroom.api.kube.live.kinds import Synthesized
+from greenroom.api.kube.live.events import EventStorage
+from greenroom.api.kube.live.inventories import InventoryStorage
+from greenroom.api.kube.live.namespaces import NamespaceStorage
+from greenroom.api.kube.live.observing import Live
+from greenroom.api.kube.live.operating import Operating
+from greenroom.api.kube.live.sandboxes import SandboxStorage
 from greenroom.api.kube.objects import Object
 from greenroom.api.kube.status import not_found
 from greenroom.api.kube.versions import Clock
@@ -294,12 +299,19 @@ class FakePools:
         return Found(self.template, [("base", SMALL)])
 
 
-class World(Synthesized):
+class World:
     """All synthesized kinds over a fake fleet."""
 
     def __init__(self, *, nodes: int = 1, pools: FakePools | None = None, tag: int = 7) -> None:
         self.fleet = FakeFleet(nodes=nodes)
-        super().__init__(self.fleet, pools or FakePools(), Clock(tag), queue_wait=10.0, resume_ttl=300.0)
+        self.live = Live(self.fleet.seen.view, Clock(tag))
+        self.operating = Operating(self.fleet, self.live, wait=10.0, resume_ttl=300.0)
+        current = self.operating.current
+        self.sandboxes = SandboxStorage(self.operating)
+        self.claims = SandboxClaimStorage(self.operating, pools or FakePools())
+        self.events = EventStorage(self.live, current)
+        self.namespaces = NamespaceStorage(self.live, current)
+        self.inventories = InventoryStorage(self.live, current, lambda code: f"http://{code}:80")
 
     @property
     def node(self) -> FakeNode:
@@ -310,3 +322,9 @@ class World(Synthesized):
         for node in self.fleet.nodes:
             node.whole()
         return self
+
+    def close(self) -> None:
+        self.live.close()
+
+    def storages(self) -> list[Any]:
+        return [self.sandboxes, self.claims, self.events, self.namespaces, self.inventories]

@@ -34,6 +34,8 @@ Encoder = tuple[Hashable, Callable[[Listed], bytes]]
 """What makes a text of a sandbox, and what tells this kind of text from others."""
 PATIENCE = 2.0
 """Seconds that a list waits for nodes that cannot be read at the moment."""
+BRIEFLY = 0.5
+"""Seconds since it was lost for which a node may be expected to be read again at once."""
 
 
 class Seen:
@@ -88,19 +90,22 @@ class Seen:
         """Take in what has arrived, and wait for what answers have shown; then the names of nodes of which not all, or
         not the latest, is in the view.
 
-        A node that is away already is not waited for, but one that has only just been heard of is.
+        A node that is away is not waited for, but one is that has only just been heard of, or been lost.
         """
         await self._following.settled((), 0)
         nodes = self.view.nodes()
-        late = self._following.behind(nodes)
-        young = time.time() - PATIENCE
-        late |= {
+        behind = self._following.behind(nodes)
+        now = time.time()
+        new = {
             code
-            for code, node in nodes.items()
-            if node.position is None and node.since is not None and node.since > young
+            for code, since in self.view.partial().items()
+            if nodes[code].position is None and since > now - PATIENCE
         }
-        if late:
-            await self._following.settled(late, PATIENCE)
+        lost = {code for code, since in self.view.partial().items() if since > now - BRIEFLY}
+        if behind or new:
+            await self._following.settled(behind | new, PATIENCE)
+        elif lost:
+            await self._following.settled(lost, BRIEFLY)
         nodes = self.view.nodes()
         away = self._following.behind(nodes) | self.view.partial().keys()
         return sorted(nodes[code].name for code in away)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.api.kube.status import StatusError
@@ -11,6 +11,7 @@ from greenroom.api.kube.versions import LONGEST, REVISIONS, Clock, revision_of
 from greenroom.api.kube.watching import Cache, Change, version_parameter
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e10), st.integers(0, 10**9)), min_size=1), st.integers(0, 4095))
 def test_versions_grow_whatever_the_clock_does(steps: list[tuple[float, int]], tag: int) -> None:
     times = iter([now for now, _ in steps])

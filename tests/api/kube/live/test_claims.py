@@ -209,3 +209,14 @@ async def test_watchers_of_both_kinds_see_both(world: World) -> None:
     await make(world)
     await Writer(world.claims).delete(KEY, Deleting())
     assert [change.type_for(None) for change in watched.take()] == ["ADDED", "DELETED"]
+
+
+async def test_a_claims_event_is_about_both(world: World) -> None:
+    claim = await make(world)
+    events = [row.object() for row in world.events.rows("default")]
+    assert [each["reason"] for each in events] == ["Claimed", "Claimed"]
+    assert {each["involvedObject"]["kind"] for each in events} == {"Sandbox", "SandboxClaim"}
+    uids = {each["involvedObject"]["kind"]: each["involvedObject"]["uid"] for each in events}
+    assert uids["SandboxClaim"] == claim["metadata"]["uid"]
+    await Writer(world.claims).delete(KEY, Deleting())
+    assert [row.object()["reason"] for row in world.events.rows("")] == ["Killed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.api.kube.kinds import CLAIM, KINDS, SANDBOX, Kind
@@ -54,6 +54,7 @@ def spec_of(kind: Kind) -> st.SearchStrategy[Any]:
     return values(kind.schema["properties"]["spec"])
 
 
+@settings(max_examples=60, deadline=None)
 @given(METADATA, spec_of(SANDBOX), MODES)
 def test_a_sandbox_comes_back_as_it_was_written(metadata: Any, spec: Any, state: Any) -> None:
     spec["operatingMode"] = "Suspended" if state == "paused" else "Running"
@@ -74,6 +75,7 @@ def test_a_sandbox_comes_back_as_it_was_written(metadata: Any, spec: Any, state:
     assert Document(again) == documents.document_of(listed)
 
 
+@settings(max_examples=60, deadline=None)
 @given(METADATA, spec_of(CLAIM), METADATA)
 def test_a_claim_comes_back_as_it_was_written(metadata: Any, spec: Any, other: Any) -> None:
     written = {"metadata": copied(metadata), "spec": copied(spec)}
@@ -105,6 +107,7 @@ RECORDS = st.builds(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(RECORDS, st.booleans(), st.booleans())
 def test_what_is_shown_is_of_the_schema_and_the_pieces_are_the_object(
     listed: Listed, reachable: bool, claimed: bool

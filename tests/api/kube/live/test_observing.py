@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.api.kube.kinds import SANDBOX
@@ -155,7 +155,7 @@ async def test_inventories_are_told_once_a_second_and_are_true_when_read() -> No
     (entry,) = inventory["entries"]
     assert (entry["name"], entry["id"], entry["memoryBytes"]) == ("default/box", ONE, 512 << 20)
     assert watcher.waiting <= 1
-    assert inventory["address"] == "node-1:1"
+    assert inventory["address"] == "n00a:80"
     world.fleet.seen.view.leave("n00a")
     assert (await world.inventories.list("")).objects == []
     world.close()
@@ -167,6 +167,7 @@ ACTIONS = st.lists(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(ACTIONS, st.integers(0, 10))
 async def test_lists_and_watches_agree_however_they_are_asked(
     actions: list[tuple[str, int, int]], begin: int

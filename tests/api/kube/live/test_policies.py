@@ -6,7 +6,7 @@ import ipaddress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.api.kube.live.policies import network_of, template_network
@@ -82,6 +82,7 @@ BLOCKS = st.builds(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(BLOCKS, st.integers(0, 2**32 - 1), st.integers(0, 32))
 def test_an_address_is_let_through_where_the_policy_has_it(cidr: str, address: int, length: int) -> None:
     hole = ipaddress.ip_network((address, length), strict=False)

@@ -93,9 +93,8 @@ async def test_resources_choose_the_size(world: World, writer: Writer) -> None:
         ({"shutdownTime": "2020-01-01T00:00:00Z"}, "spec.shutdownTime"),
         ({"volumeClaimTemplates": [{"spec": {}}]}, "spec.volumeClaimTemplates"),
         ({"name": "iabcdabcdabcdabcdabc"}, "metadata.name"),
-        ({"metadata": {"labels": {"sandbox.greenroom.dev/node": "x"}}}, "metadata.labels"),
     ],
-    ids=["image", "no-image", "size", "value-from", "variable", "past", "volumes", "id", "label"],
+    ids=["image", "no-image", "size", "value-from", "variable", "past", "volumes", "id"],
 )
 async def test_what_cannot_be_had_is_refused_before_anything_is_made(
     world: World, writer: Writer, given: Any, field: str
@@ -142,9 +141,12 @@ async def test_a_dry_run_checks_and_makes_nothing(world: World, writer: Writer) 
 
 
 async def test_what_has_no_effect_is_warned_of(writer: Writer) -> None:
-    given = body(container={"command": ["sleep"]})
+    labels = {"labels": {"sandbox.greenroom.dev/node": "x"}}
+    given = body(container={"command": ["sleep"]}, metadata=labels)
     given[0]["spec"]["podTemplate"]["spec"]["containers"].append({"name": "side", "image": "x"})
     outcome = await writer.create("default", given, Writing())
+    assert outcome.obj["metadata"]["labels"]["sandbox.greenroom.dev/node"] == "node-1"
+    assert any("sandbox.greenroom.dev/node is set by the platform" in text for text in outcome.warnings)
     assert any("only the first counts, not side" in text for text in outcome.warnings)
     assert any("containers[0].command: has no effect" in text for text in outcome.warnings)
 

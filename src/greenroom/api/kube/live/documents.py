@@ -306,8 +306,7 @@ def declared_of(
     )
 
 
-def label_lies(new: Object, old: Object | None) -> list[str]:
-    """The platform's labels that an object gives itself otherwise than the platform does."""
-    given: Mapping[str, str] = (new.get("metadata") or {}).get("labels") or {}
-    true: Mapping[str, str] = ((old or {}).get("metadata") or {}).get("labels") or {}
-    return [key for key in (*OWN_LABELS, CLAIM_LABEL) if key in given and given[key] != true.get(key)]
+def lies(obj: Object) -> list[str]:
+    """The platform's labels that an object brings itself. They are not kept: the platform's own take their place."""
+    given: Mapping[str, str] = (obj.get("metadata") or {}).get("labels") or {}
+    return [key for key in (*OWN_LABELS, CLAIM_LABEL) if key in given]

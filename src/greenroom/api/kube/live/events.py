@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
-from greenroom.api.kube.kinds import EVENT, SANDBOX
+from greenroom.api.kube.kinds import CLAIM, EVENT, SANDBOX, Kind
 from greenroom.api.kube.live import documents
 from greenroom.api.kube.live.conditions import EXPIRED, ending
 from greenroom.api.kube.live.instants import instant_text
@@ -21,6 +21,7 @@ from greenroom.api.kube.live.shelves import LiveRow
 from greenroom.api.kube.objects import Key, Object
 from greenroom.api.kube.rows import Row
 from greenroom.api.kube.storage import Listing
+from greenroom.api.kube.versions import Clock
 from greenroom.api.kube.watching import Cache, Change
 from greenroom.fleet.view import NodeView
 
@@ -30,25 +31,38 @@ COMPONENT: Final = "greenroom"
 
 
 class EventRow(Row):
-    """An event about a Sandbox, as that is or was."""
+    """An event about a Sandbox, or its SandboxClaim, as that is or was."""
 
-    __slots__ = ("_at", "_message", "_reason", "_sandbox", "_type", "_version")
+    __slots__ = ("_about", "_at", "_message", "_reason", "_sandbox", "_type", "_version")
 
     def __init__(
-        self, sandbox: LiveRow, at: float, reason: str, message: str, version: int, kind: str = "Normal"
+        self,
+        sandbox: LiveRow,
+        at: float,
+        reason: str,
+        message: str,
+        version: int,
+        kind: str = "Normal",
+        about: Kind = SANDBOX,
     ) -> None:
         namespace, name = sandbox.key
         # As Kubernetes does, with the instant in nanoseconds; the id tells two with one name apart.
         self.key = (
             namespace,
-            f"{name[:200]}.{sandbox.sandbox_id[-6:]}{int(at * 1e6):x}.{reason.lower()}",
+            f"{name[:200]}.{sandbox.sandbox_id[-6:]}{int(at * 1e6):x}.{about.singular}-{reason.lower()}",
         )
+        self._about = about
         self._sandbox = sandbox
         self._at = at
         self._reason = reason
         self._message = message
         self._type = kind
         self._version = version
+
+    @property
+    def version(self) -> int:
+        """Its version."""
+        return self._version
 
     def field(self, name: str) -> str | None:
         """See `Row`."""
@@ -58,9 +72,9 @@ class EventRow(Row):
             case "involvedObject.namespace":
                 return self.key[0]
             case "involvedObject.kind":
-                return SANDBOX.name
+                return self._about.name
             case "involvedObject.uid":
-                return documents.uid_of(SANDBOX, self._sandbox.sandbox_id)
+                return documents.uid_of(self._about, self._sandbox.sandbox_id)
             case "reason":
                 return self._reason
             case "type":
@@ -83,11 +97,11 @@ class EventRow(Row):
                 "creationTimestamp": at,
             },
             "involvedObject": {
-                "apiVersion": SANDBOX.api_version,
-                "kind": SANDBOX.name,
+                "apiVersion": self._about.api_version,
+                "kind": self._about.name,
                 "namespace": namespace,
                 "name": self._sandbox.key[1],
-                "uid": documents.uid_of(SANDBOX, self._sandbox.sandbox_id),
+                "uid": documents.uid_of(self._about, self._sandbox.sandbox_id),
             },
             "reason": self._reason,
             "message": self._message,
@@ -102,14 +116,15 @@ class EventRow(Row):
         }
 
 
-def begun(row: LiveRow, version: int) -> EventRow:
-    """That a sandbox was handed over."""
+def begun(row: LiveRow, clock: Clock) -> list[EventRow]:
+    """That a sandbox was handed over: to who made it, and to the claim that it was made for."""
     listed = row.facts.listed
     how = {"warm": "a warm one was handed over", "cold": "it was started for this"}
     what = how.get(listed.launch, "it was handed over")
     message = f"Sandbox {listed.sandbox_id} of template {listed.template} on node {row.facts.node}: {what}"
-    reason = "Claimed" if documents.claimed(listed) else "Created"
-    return EventRow(row, listed.started_at, reason, message, version)
+    about = [SANDBOX, CLAIM] if documents.claimed(listed) else [SANDBOX]
+    reason = "Claimed" if CLAIM in about else "Created"
+    return [EventRow(row, listed.started_at, reason, message, clock.next(), about=each) for each in about]
 
 
 class EventStorage(ReadOnly):
@@ -121,7 +136,7 @@ class EventStorage(ReadOnly):
         super().__init__(current)
         self._live = live
         self.cache = Cache(live.clock.next(), clock=live.clock)
-        self._begun: dict[Key, EventRow] = {}
+        self._begun: dict[Key, list[EventRow]] = {}
         """By the key of the sandbox."""
         self._ring: deque[EventRow] = deque()
         self._sorted: list[EventRow] | None = None
@@ -132,7 +147,7 @@ class EventStorage(ReadOnly):
         """See `Follower`."""
         self._sorted = None
         if before is not None and (after is None or before.sandbox_id != after.sandbox_id):
-            if (old := self._begun.pop(before.key, None)) is not None:
+            for old in self._begun.pop(before.key, ()):
                 self.cache.record(Change(self._live.clock.next(), old, None))
             if before.facts.listed.state != "ended":
                 self._note(before, "Killed", f"Sandbox {before.sandbox_id} has ended and is removed")
@@ -140,13 +155,16 @@ class EventStorage(ReadOnly):
         if after is None:
             return
         if before is None:
-            version = self._live.clock.next()
-            made = self._begun[after.key] = begun(after, version)
-            self.cache.record(Change(version, None, made))
+            made = self._begun[after.key] = begun(after, self._live.clock)
+            for event in made:
+                self.cache.record(Change(event.version, None, event))
             return
         self._transition(before, after)
 
     def node(self, node: NodeView, *, there: bool) -> None:
+        """See `Follower`."""
+
+    def close(self) -> None:
         """See `Follower`."""
 
     def _transition(self, before: LiveRow, after: LiveRow) -> None:
@@ -179,7 +197,8 @@ class EventStorage(ReadOnly):
     def rows(self, namespace: str) -> list[Row]:
         """The events there are, in order."""
         if self._sorted is None:
-            self._sorted = sorted([*self._begun.values(), *self._ring], key=lambda row: row.key)
+            handed = [event for events in self._begun.values() for event in events]
+            self._sorted = sorted([*handed, *self._ring], key=lambda row: row.key)
         if not namespace:
             return list(self._sorted)
         first = bisect_left(self._sorted, (namespace, ""), key=lambda row: row.key)

@@ -187,7 +187,7 @@ class InventoryStorage(ReadOnly):
         self.cache.record(Change(version, before, row))
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """See `Follower`."""
         for state in self._nodes.values():
             if state.timer is not None:
                 state.timer.cancel()

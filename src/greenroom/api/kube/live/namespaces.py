@@ -59,6 +59,9 @@ class NamespaceStorage(ReadOnly):
     def node(self, node: NodeView, *, there: bool) -> None:
         """See `Follower`."""
 
+    def close(self) -> None:
+        """See `Follower`."""
+
     def _settle(self, names: Iterable[str]) -> None:
         for name in sorted(names):
             there = name in self._counts or name in self._named

@@ -32,6 +32,9 @@ class Follower(Protocol):
     def node(self, node: NodeView, *, there: bool) -> None:
         """A node is another than it was, or has left."""
 
+    def close(self) -> None:
+        """Nothing is wanted any more."""
+
 
 class Live:
     """The sandboxes and claims that there are. `now` (Unix seconds) is for tests."""
@@ -62,10 +65,12 @@ class Live:
                 follower.changed(None, row)
 
     def close(self) -> None:
-        """Wait for no node any more."""
+        """Wait for nothing any more."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        for follower in self._followers:
+            follower.close()
 
     def reachable(self, code: str) -> bool:
         """Whether a node can be read, or has been away for no longer than `GRACE`."""

@@ -136,7 +136,6 @@ class Operating:
         self.live = live
         self.wait = wait
         """Seconds that a claim may stand in a dry pool's queue."""
-        self._urls: Mapping[str, NodeInfo] = {}
         self._resume_ttl = resume_ttl
         """Seconds for which a sandbox that was made in the other dialect runs when it is resumed in this one."""
 
@@ -147,14 +146,8 @@ class Operating:
 
         Raises NodeUnavailable while the nodes are not known at all.
         """
-        table = await self.platform.table()
-        self._urls = table.by_code
+        await self.platform.table()
         return await self.platform.seen.current()
-
-    def url_of(self, code: str) -> str:
-        """Where a node is, as far as that has been read; else ""."""
-        info = self._urls.get(code)
-        return "" if info is None else info.status.api_url
 
     async def find(self, shelf: Shelf, key: Key) -> LiveRow | None:
         """The row with a key. Raises NodeUnavailable when it may be on a node that was never read."""

@@ -74,15 +74,12 @@ class SandboxStorage:
         found += compiling.ending_violations(
             spec.get("shutdownTime"), before.get("shutdownTime"), "spec.shutdownTime", self._now()
         )
-        found += [
-            not_allowed("metadata.labels", f"{key} is set by the platform; leave it out")
-            for key in documents.label_lies(new, old)
-        ]
         return found
 
     def warnings(self, new: Object) -> Sequence[str]:
         """What of a new object has no effect."""
-        return compiling.pod_warnings(new.get("spec") or {})
+        told = [f"metadata.labels: {key} is set by the platform" for key in documents.lies(new)]
+        return [*told, *compiling.pod_warnings(new.get("spec") or {})]
 
     async def create(self, obj: Object, *, dry_run: bool) -> Object:
         """See `Storage`."""
