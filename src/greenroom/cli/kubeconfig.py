@@ -14,10 +14,9 @@ from typing import Any
 from greenroom.cli.target import Target
 from greenroom.errors import SetupError
 from greenroom.wire import certificate_files
+from greenroom.wire.certificates import CONTROL
 from greenroom.wire.credentials import write_private
 
-CONTROL = "control"
-"""Label of the certificate that Kubernetes' clients are shown (`proxy.secure`)."""
 NAME = "greenroom"
 
 

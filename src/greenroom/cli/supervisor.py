@@ -101,6 +101,7 @@ class Supervisor:
         try:
             await self._clear_leftovers()
             credentials.ensure(self._state.secrets)
+            await self._certify()
             from greenroom.cli.default_key import ensure_default_key
 
             if (made := await ensure_default_key(self._state)) is not None:
@@ -134,6 +135,17 @@ class Supervisor:
         module = self._options.role_module
         for swept in await _off_loop(lambda: sweep_nodes(orphans, module)):
             self._show("notice", text=describe(swept))
+
+    async def _certify(self) -> None:
+        """Make the authority that kubeconfigs name, if there is none: `greenroom env` may be asked at any time."""
+        if self._plan.kube_port is None:
+            return
+        # Slow to import, and needed by nobody else.
+        from greenroom.wire import certificate_files
+        from greenroom.wire.certificates import control_names
+
+        names = control_names(self._plan.specs[0].config.proxy, self._plan.domain)
+        await _off_loop(lambda: certificate_files.ensure(self._state.root, names, time.time()))
 
     def _spec_paths(self) -> set[Path]:
         return {self._state.spec_path(name) for name in self._specs}

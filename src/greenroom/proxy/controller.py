@@ -22,6 +22,7 @@ from greenroom.proxy.files import EnvoyFiles, envoy_identity
 from greenroom.proxy.metrics import STARTS, of_envoy, read
 from greenroom.wire import metrics, serving, tasks
 from greenroom.wire.calling import RoleClient, role_client
+from greenroom.wire.certificates import control_names
 from greenroom.wire.credentials import Verifier, own_token, write_private
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Controller:
         if self._tls_port is not None:
             self._certificates.append(secure.Certificate(spec.state, self._domain, self._files.write))
         if self._kube_port is not None:
-            names = secure.control_names(self._config, self._domain)
+            names = control_names(self._config, self._domain)
             self._certificates.append(
                 secure.Certificate(spec.state, names, self._files.write, resources.CONTROL_CERTIFICATE)
             )

@@ -8,14 +8,11 @@ it never sees a certificate with another's key. Nothing is started anew and no c
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from greenroom.config import ProxyConfig
 from greenroom.errors import BadRequest, GreenroomError, SetupError
 from greenroom.proxy import resources
 from greenroom.wire import certificate_files, certificates
@@ -27,35 +24,6 @@ LOOK_EVERY = 2.0
 """Seconds between two looks at the files, which take a fraction of a millisecond."""
 RENEW_EVERY = 3600.0
 """Seconds between two questions whether it is time for a new one, which lasts for a month."""
-CONTROL = "control"
-"""Label of the certificate for Kubernetes' clients; no domain is called so, it has one label."""
-_HOST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
-
-
-def control_names(config: ProxyConfig, domain: str) -> Names:
-    """What the listener for Kubernetes' clients is reached under. Raises SetupError for what is no name."""
-    found = [
-        "localhost",
-        "127.0.0.1",
-        "::1",
-        config.host,
-        domain.lower().partition(":")[0],
-        *config.kube_names,
-    ]
-    hosts: list[str] = []
-    addresses: list[str] = []
-    for name in found:
-        try:
-            address = ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            if name and (not _HOST.fullmatch(name) or len(name) > 253):
-                raise SetupError(f"{name[:80]!r} is no host name or address (proxy.kube_names)") from None
-            if name and name not in hosts:
-                hosts.append(name)
-            continue
-        if not address.is_unspecified and str(address) not in addresses:
-            addresses.append(str(address))
-    return Names(CONTROL, tuple(hosts), addresses=tuple(addresses))
 
 
 class Certificate:

@@ -32,7 +32,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from greenroom.errors import BadRequest
+from greenroom.config import ProxyConfig
+from greenroom.errors import BadRequest, SetupError
 
 DAY = 86_400.0
 AUTHORITY_DAYS, AUTHORITY_RENEWAL_DAYS = 3650, 100
@@ -97,6 +98,37 @@ class Names(msgspec.Struct, frozen=True):
         """And for what not: of names of a kind, addresses for one, that no permitted one is of, all are allowed."""
         kinds = {ipaddress.ip_address(address).version for address in self.addresses}
         return [x509.IPAddress(network) for network in _ANYWHERE if network.version not in kinds] or None
+
+
+CONTROL = "control"
+"""Label of the certificate for Kubernetes' clients; no domain is called so, it has one label."""
+_HOST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
+
+
+def control_names(config: ProxyConfig, domain: str) -> Names:
+    """What the listener for Kubernetes' clients is reached under. Raises SetupError for what is no name."""
+    found = [
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        config.host,
+        domain.lower().partition(":")[0],
+        *config.kube_names,
+    ]
+    hosts: list[str] = []
+    addresses: list[str] = []
+    for name in found:
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            if name and (not _HOST.fullmatch(name) or len(name) > 253):
+                raise SetupError(f"{name[:80]!r} is no host name or address (proxy.kube_names)") from None
+            if name and name not in hosts:
+                hosts.append(name)
+            continue
+        if not address.is_unspecified and str(address) not in addresses:
+            addresses.append(str(address))
+    return Names(CONTROL, tuple(hosts), addresses=tuple(addresses))
 
 
 def _named(names: str | Names) -> Names:
