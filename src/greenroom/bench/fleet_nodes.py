@@ -40,10 +40,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     template: str
     size: Size
     owner: str
-    named: str = ""
-    """Beginning of their names, which go on with the node's name and a number; empty for sandboxes without names."""
     declared: Declared | None = None
-    """What is declared of each; the text NAME in it stands for its name."""
+    """Every other one has a name, and this declared of it, as if it was made through the Kubernetes dialect."""
 
 
 class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +94,8 @@ class Fleet:
         hold = self._spec.hold
         if hold is None:
             return
-        declared = hold.declared
         for number in range(hold.count):
-            name = f"{hold.named}-{keeper.code}-{number}" if hold.named else ""
-            if hold.declared is not None:
-                document = bytes(hold.declared.document).replace(b"NAME", name.encode())
-                declared = msgspec.structs.replace(hold.declared, document=msgspec.Raw(document))
+            declared = hold.declared if number % 2 else None
             made = await keeper.claim(
                 ClaimRequest(
                     key=f"held-{keeper.code}-{number}",
@@ -109,7 +103,7 @@ class Fleet:
                     size=hold.size,
                     ttl=LONGEST_TIMEOUT,
                     owner=hold.owner,
-                    name=name,
+                    name=f"held-{keeper.code}-{number}" if declared else "",
                     declared=declared,
                 )
             )

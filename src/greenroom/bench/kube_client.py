@@ -25,8 +25,8 @@ CALL_DEADLINE = 60.0
 """Seconds for one answer, unless told otherwise."""
 LINE_LIMIT = 8 << 20
 """Bytes of one line of a watch."""
-LAUNCH = "agents.x-k8s.io/launch-type"
-"""Label or annotation of a sandbox that says whether it was `warm` or `cold`."""
+LAUNCH = "sandbox.greenroom.dev/launch"
+"""Label of a sandbox that says whether it was `warm` or `cold`."""
 
 
 class Refused(GreenroomError):
@@ -227,8 +227,7 @@ def ready(obj: Object) -> bool:
 
 def launch_of(obj: Object) -> str:
     """`warm` or `cold`, as the sandbox says it was launched; empty where it does not say."""
-    metadata = obj.get("metadata", {})
-    return str(metadata.get("labels", {}).get(LAUNCH) or metadata.get("annotations", {}).get(LAUNCH) or "")
+    return str(obj.get("metadata", {}).get("labels", {}).get(LAUNCH, ""))
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ import sys
 import time
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvloop
@@ -141,8 +141,8 @@ class Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask."""
-        assert isinstance(transport, asyncio.WriteTransport)  # noqa: S101
-        transport.write(self._request)
+        # uvloop's transports are none of asyncio's classes.
+        cast("asyncio.WriteTransport", transport).write(self._request)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The stream is over."""

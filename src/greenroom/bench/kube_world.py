@@ -22,11 +22,12 @@ from greenroom.bench.kube_client import Kube
 from greenroom.bench.processes import Running, started
 from greenroom.config import Config, NodesConfig, PoolsConfig, RoleSpec, SimulatedConfig, VmConfig
 from greenroom.errors import NodeUnavailable, RuntimeFailure
+from greenroom.master.catalogue import BASE, BASE_SIZE
 from greenroom.store.keys import create_api_key
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire import credentials
 from greenroom.wire.calling import RoleClient
-from greenroom.wire.messages import MasterStatus, NodeInfo, NodeStatus, SandboxList
+from greenroom.wire.messages import Declared, MasterStatus, NodeInfo, NodeStatus, SandboxList
 
 LOOK = 0.02
 """Seconds between two looks at something that nobody tells of."""
@@ -34,6 +35,30 @@ JOIN_DEADLINE = 120.0
 """Seconds for all nodes to be seen."""
 OWNER = "default"
 """Owner of the API key, and so the namespace in which is measured."""
+
+DECLARED: Any = {
+    "sandbox": {
+        "metadata": {
+            "generation": 1,
+            "labels": {"app": "agent"},
+            "managedFields": [
+                {
+                    "manager": "kubectl-create",
+                    "operation": "Update",
+                    "apiVersion": "agents.x-k8s.io/v1beta1",
+                    "time": "2026-01-01T00:00:00Z",
+                    "fieldsType": "FieldsV1",
+                    "fieldsV1": {
+                        "f:metadata": {"f:labels": {".": {}, "f:app": {}}},
+                        "f:spec": {"f:podTemplate": {"f:spec": {"f:containers": {}}}},
+                    },
+                }
+            ],
+        },
+        "spec": {"podTemplate": {"spec": {"containers": [{"name": "agent", "image": "base"}]}}},
+    }
+}
+"""What is declared of every other sandbox that nodes hold from the beginning: what kubectl leaves of a small one."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,11 +189,15 @@ class World:
             running.tell_to_end()
 
     def _hold(self) -> Hold | None:
-        from greenroom.master.catalogue import BASE, BASE_SIZE
-
         if not self.shape.hold:
             return None
-        return Hold(count=self.shape.hold, template=BASE, size=BASE_SIZE, owner=self.shape.owners[0])
+        return Hold(
+            count=self.shape.hold,
+            template=BASE,
+            size=BASE_SIZE,
+            owner=self.shape.owners[0],
+            declared=Declared(document=msgspec.Raw(msgspec.json.encode(DECLARED)), retain=True),
+        )
 
     def check(self) -> None:
         """Raise RuntimeFailure when one of the processes has ended."""

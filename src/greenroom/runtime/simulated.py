@@ -87,7 +87,7 @@ class Pace:
     def interval(self) -> float:
         """Seconds that the next member takes."""
         mean = 1 / self.rate
-        if self.variation == 0:
+        if self.variation < 0.001:
             return mean
         shape = self.variation**-2
         return self._random.gammavariate(shape, mean / shape)
