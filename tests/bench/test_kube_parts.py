@@ -77,12 +77,12 @@ def test_who_was_served_twice_or_cold_is_counted() -> None:
 def test_bursts_have_their_targets_by_kind() -> None:
     for kind in ("spread", "burst", "drained"):
         plan = kube_burst.plan_of(kind, quick=False)
-        found = kube_burst.put_together(plan, rows_of(plan.claims), 1.0, held=plan.claims)
+        found = kube_burst.put_together(plan, rows_of(plan.claims), 1.0, [5, 5], held=plan.claims)
         assert even(kube_burst.tables(found))
         names = [target.name for target in kube_burst.targets(found)]
         assert any("served once" in name for name in names)
         assert any("warm" in name for name in names)
-        doubled = kube_burst.put_together(plan, rows_of(plan.claims), 1.0, held=plan.claims + 1)
+        doubled = kube_burst.put_together(plan, rows_of(plan.claims), 1.0, [5, 5], held=plan.claims + 1)
         missed = {entry.name for entry in kube_burst.targets(doubled) if entry.verdict == "missed"}
         assert any("served once" in name for name in missed)
     drained = kube_burst.plan_of("drained", quick=False)

@@ -17,9 +17,9 @@ import msgspec
 
 from greenroom.bench.kube_client import now
 from greenroom.bench.kube_traffic import ClaimRow, Tenant, burst, served_once, warm_count
-from greenroom.bench.kube_world import Shape, World, spread_limit
+from greenroom.bench.kube_world import Shape, World, spread_limit, stock_of
 from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, tail_cells
-from greenroom.bench.summaries import Sample, Summary, rate, summarise
+from greenroom.bench.summaries import Sample, Summary, divide, rate, summarise
 
 Kind = Literal["spread", "burst", "drained"]
 PARALLEL = 20
@@ -58,6 +58,8 @@ class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     """That one node has."""
     most_allowed: float
+    stock: list[int]
+    """By node, the warm members that there were before."""
     held: int
     """Sandboxes that the nodes themselves had afterwards: as many as there were claims, or some were doubled."""
     rows: list[ClaimRow]
@@ -67,8 +69,9 @@ def plan_of(kind: Kind, quick: bool) -> BurstPlan:
     """The burst of this kind; quick ones are small."""
     if kind == "spread":
         nodes, each, claims = (3, 4, 9) if quick else (26, 5, 100)
-        # Slow refill: whatever is warm was so before.
-        shape = Shape(nodes=nodes, per_process=13, rate=5.0)
+        # Slow refill, so that whatever is warm was so before; without variation, so that nodes that are alike are
+        # taken for alike and get the same stock.
+        shape = Shape(nodes=nodes, per_process=13, rate=5.0, variation=0.0)
         return BurstPlan(
             kind=kind, claims=claims, parallel=PARALLEL, pool=nodes * each, shape=shape, directly=True
         )
@@ -84,12 +87,9 @@ async def measure(directory: Path, quick: bool, meter: Meter, kind: Kind) -> Bur
     meter.begin(plan.claims)
     meter.say(f"{kind}: starting {plan.shape.text()}")
     async with World(directory, plan.shape) as world, Tenant(world.client()) as tenant:
-        await tenant.declare("first", 2)
-        await tenant.claim("first", "first")
-        await tenant.clear()
-        await tenant.declare("first", 0)
         meter.say(f"{kind}: filling a pool of {plan.pool}")
         await tenant.declare("burst", plan.pool)
+        stock = stock_of(await world.statuses())
         what = "sandboxes" if plan.directly else "claims"
         meter.say(f"{kind}: {plan.claims} {what}, {plan.parallel} at a time")
         names = [f"b{number}-{secrets.token_hex(3)}" for number in range(plan.claims)]
@@ -100,10 +100,12 @@ async def measure(directory: Path, quick: bool, meter: Meter, kind: Kind) -> Bur
         rows = await tenant.told(rows)
         held = sum(len(found.sandboxes) for found in (await world.sandboxes()).values())
         await tenant.clear()
-    return put_together(plan, rows, seconds, held)
+    return put_together(plan, rows, seconds, stock, held)
 
 
-def put_together(plan: BurstPlan, rows: list[ClaimRow], seconds: float, held: int) -> BurstFigures:
+def put_together(
+    plan: BurstPlan, rows: list[ClaimRow], seconds: float, stock: list[int], held: int
+) -> BurstFigures:
     """The figures over all rows."""
     nodes = Counter(row.node for row in rows if row.node)
     ready = summarise(Sample(row.ready_ms, row.error) for row in rows)
@@ -119,6 +121,7 @@ def put_together(plan: BurstPlan, rows: list[ClaimRow], seconds: float, held: in
         nodes=dict(sorted(nodes.items())),
         most=max(counts),
         most_allowed=spread_limit(counts),
+        stock=stock,
         held=held,
         rows=rows,
     )
@@ -142,9 +145,17 @@ def targets(figures: BurstFigures) -> list[Target]:
     if plan.kind == "spread":
         made.append(
             Target(
+                name=f"{what}: stock of the fullest over the emptiest",
+                value=divide(max(figures.stock), min(figures.stock)),
+                limit=1.0,
+                unit="",
+            )
+        )
+        made.append(
+            Target(
                 name=f"{what}: most on one node",
                 value=float(figures.most),
-                limit=figures.most_allowed,
+                limit=round(figures.most_allowed, 2),
                 unit="",
             )
         )
@@ -179,7 +190,8 @@ def tables(figures: BurstFigures) -> list[Table]:
                 "warm",
                 "with a sandbox of their own",
                 "sandboxes on the nodes",
-                "on one node: most",
+                "stock before",
+                "most on one node",
                 "may be",
                 "per s",
             ],
@@ -188,6 +200,7 @@ def tables(figures: BurstFigures) -> list[Table]:
                     str(figures.warm),
                     str(figures.once),
                     str(figures.held),
+                    f"{min(figures.stock)} to {max(figures.stock)} a node",
                     str(figures.most),
                     cell(figures.most_allowed),
                     cell(figures.per_second),

@@ -90,8 +90,9 @@ def config_of(shape: Shape) -> Config:
     return Config(
         vm=VmConfig(engine="simulated"),
         simulated=SimulatedConfig(rate=shape.rate, variation=shape.variation, seed=shape.seed),
-        # More than one restore at a time, so that none waits for a turn of the event loop; the pace bounds them all.
-        pools=PoolsConfig(default_target=0, refill_parallel=16),
+        # The next member is asked for while one is being made, so that none waits for a turn of the event loop. More
+        # would make each take longer, and a node tell of a rate that it does not have.
+        pools=PoolsConfig(default_target=0, refill_parallel=2),
         nodes=NodesConfig(heartbeat=shape.heartbeat, lease=max(6.0, 6 * shape.heartbeat)),
     )
 
@@ -242,6 +243,11 @@ class World:
         """A client of one of the apis; to be entered."""
         name = owner or self.shape.owners[0]
         return Kube(self.apis[api].url, self.keys[name], name)
+
+
+def stock_of(statuses: Sequence[NodeStatus]) -> list[int]:
+    """By node, its warm members of all pools."""
+    return [sum(pool.warm for pool in status.pools) for status in statuses]
 
 
 def spread_limit(counts: Sequence[int]) -> float:
