@@ -89,6 +89,11 @@ async def measure(directory: Path, quick: bool, meter: Meter, kind: Kind) -> Bur
     async with World(directory, plan.shape) as world, Tenant(world.client()) as tenant:
         meter.say(f"{kind}: filling a pool of {plan.pool}")
         await tenant.declare("burst", plan.pool)
+        if not plan.directly:
+            # What is measured is not the first of its kind in any process.
+            await tenant.claim("first", "burst")
+            await tenant.clear()
+            await tenant.full("burst", plan.pool)
         stock = stock_of(await world.statuses())
         what = "sandboxes" if plan.directly else "claims"
         meter.say(f"{kind}: {plan.claims} {what}, {plan.parallel} at a time")

@@ -187,12 +187,15 @@ class Tenant:
             await self._make_template(pool)
             begun = now()
             await self.kube.create(WARM_POOL, kube_client.warm_pool(pool, pool, replicas))
+        return await self.full(pool, replicas) - begun
+
+    async def full(self, pool: str, replicas: int) -> float:
+        """Wait until a pool says that it has so many, all ready; returns when that was seen. Raises RuntimeFailure."""
         try:
-            at = await self.pools.until(pool, lambda obj: _full(obj, replicas), POOL_DEADLINE)
+            return await self.pools.until(pool, lambda obj: _full(obj, replicas), POOL_DEADLINE)
         except NodeUnavailable:
             status = self.pools.objects.get(pool, {}).get("status")
             raise RuntimeFailure(f"the pool {pool} did not get to {replicas}; it says {status}") from None
-        return at - begun
 
     async def _make_template(self, name: str) -> None:
         try:
