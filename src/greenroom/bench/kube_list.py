@@ -56,6 +56,8 @@ class FormFigures(msgspec.Struct, frozen=True, kw_only=True):
     to_bare: float | None
     growth_mib: Summary
     """Of the api's resident memory at the peak of each list, over what it was just before."""
+    first_growth_mib: float
+    """The same of the very first one, after which more is kept than before."""
 
 
 class ListFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +136,9 @@ async def _one(
     wanted = _request(kube, channel, form)
     body = bytearray()
     try:
+        memory.begin()
         first = await _timed(channel, wanted, body)
+        first_growth = memory.growth()
         items, size = _items(body, form), len(body)
         body.clear()
         rows: list[Sample] = []
@@ -161,6 +165,7 @@ async def _one(
         bare_ms=bare_ms,
         to_bare=divide(list_ms.p50, bare_ms.p50),
         growth_mib=summarise(growth),
+        first_growth_mib=first_growth,
     )
 
 
@@ -199,7 +204,12 @@ def targets(figures: ListFigures) -> list[Target]:
             Target(
                 name=f"{what}: to the last byte, p50", value=entry.list_ms.p50, limit=P50_LIMIT, unit=" ms"
             ),
-            Target(name=f"{what}: peak memory", value=entry.growth_mib.max, limit=GROWTH_LIMIT, unit=" MiB"),
+            Target(
+                name=f"{what}: peak memory, the first included",
+                value=max(entry.first_growth_mib, entry.growth_mib.max or 0.0),
+                limit=GROWTH_LIMIT,
+                unit=" MiB",
+            ),
             Target(
                 name=f"{what}: objects in it",
                 value=float(entry.items),
@@ -229,12 +239,13 @@ def tables(figures: ListFigures) -> list[Table]:
         ),
         Table(
             "Beside the baseline, and the api's memory at the peak, MiB over before",
-            ["form", "over the baseline, p50", "the first list, ms", "growth p50", "max"],
+            ["form", "over the baseline, p50", "the first list, ms", "its growth", "growth p50", "max"],
             [
                 [
                     entry.form,
                     cell(entry.to_bare),
                     cell(entry.first_ms),
+                    cell(entry.first_growth_mib),
                     cell(entry.growth_mib.p50),
                     cell(entry.growth_mib.max),
                 ]
