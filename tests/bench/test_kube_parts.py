@@ -77,12 +77,16 @@ def test_who_was_served_twice_or_cold_is_counted() -> None:
 def test_bursts_have_their_targets_by_kind() -> None:
     for kind in ("spread", "burst", "drained"):
         plan = kube_burst.plan_of(kind, quick=False)
-        found = kube_burst.put_together(plan, rows_of(plan.claims), 1.0, [5, 5], held=plan.claims)
+        found = kube_burst.put_together(
+            plan, rows_of(plan.claims), [Sample(0.3)], 1.0, [5, 5], held=plan.claims
+        )
         assert even(kube_burst.tables(found))
         names = [target.name for target in kube_burst.targets(found)]
         assert any("served once" in name for name in names)
         assert any("warm" in name for name in names)
-        doubled = kube_burst.put_together(plan, rows_of(plan.claims), 1.0, [5, 5], held=plan.claims + 1)
+        doubled = kube_burst.put_together(
+            plan, rows_of(plan.claims), [Sample(0.3)], 1.0, [5, 5], held=plan.claims + 1
+        )
         missed = {entry.name for entry in kube_burst.targets(doubled) if entry.verdict == "missed"}
         assert any("served once" in name for name in missed)
     drained = kube_burst.plan_of("drained", quick=False)
@@ -106,6 +110,7 @@ def test_the_grid_tells_whether_it_is_flat() -> None:
     cells = [kube_grid.cell_of(pool, 5, rows_of(pool), 1.0) for pool in (2, 6)]
     found = kube_grid.GridFigures(shape=Shape(nodes=2), cells=cells, flatness=kube_grid.flatness(cells))
     assert found.flatness["5"] == pytest.approx(5.5 / 3.5)
+    assert [target.verdict for target in kube_grid.targets(found)] == ["missed"]
     assert even(kube_grid.tables(found))
 
 

@@ -34,10 +34,14 @@ asyncio.run(main())
 
 
 async def test_hops_pass_a_request_on_and_answer(tmp_path: Path) -> None:
-    async with kube_bare.hops(tmp_path) as channel:
+    async with kube_bare.hops(tmp_path) as url:
+        channel = kube_bare.connecting(url)
         for _ in range(2):
             answer = await channel.ask(channel.request("POST", "/", b"{}"))
             assert (answer.status, len(answer.body)) == (200, kube_bare.ANSWER)
+        channel.close()
+        found = await kube_bare.trips(url, 7, 3)
+        assert (len(found), [sample.error for sample in found]) == (7, [""] * 7)
 
 
 async def test_so_many_bytes_come(tmp_path: Path) -> None:

@@ -178,10 +178,7 @@ async def measure(directory: Path, plan: KubePlan, meter: Meter) -> KubeReport:
 def put_together(report: KubeReport) -> KubeReport:
     """The same report with its targets, tables and counts."""
     made = [
-        target
-        for figures in report.parts().values()
-        if hasattr(module := _MODULES[type(figures)], "targets")
-        for target in module.targets(figures)
+        target for figures in report.parts().values() for target in _MODULES[type(figures)].targets(figures)
     ]
     shown = [
         table for figures in report.parts().values() for table in _MODULES[type(figures)].tables(figures)

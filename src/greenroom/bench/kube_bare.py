@@ -13,6 +13,7 @@ import contextlib
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ import uvloop
 
 from greenroom.bench.channels import Channel
 from greenroom.bench.processes import started
+from greenroom.bench.report import reason
+from greenroom.bench.summaries import Sample
+from greenroom.errors import GreenroomError
 from greenroom.wire.serving import Ready, listen, tell_ready, url_of
 from greenroom.wire.tasks import spawn, stop
 
@@ -110,18 +114,47 @@ async def _run(spec: BareSpec) -> None:
 
 
 @contextlib.asynccontextmanager
-async def hops(directory: Path) -> AsyncIterator[Channel]:
-    """A connection to three of them in a row, as api, master and node are: the first asks the second, which asks the
-    third; then the first asks the third, as an api confirms a claim."""
+async def hops(directory: Path) -> AsyncIterator[str]:
+    """The URL of three of them in a row, as api, master and node are: the first asks the second, which asks the third;
+    then the first asks the third, as an api confirms a claim."""
     async with contextlib.AsyncExitStack() as stack:
         urls: list[str] = []
         for place in ("node", "master", "api"):
             asks = {"node": [], "master": urls[:1], "api": [urls[-1], urls[0]] if urls else []}[place]
             running = started(f"bare-{place}", _MODULE, BareSpec(ask=asks), directory)
             urls.append((await stack.enter_async_context(running)).url)
-        channel = connecting(urls[-1])
-        stack.callback(channel.close)
-        yield channel
+        yield urls[-1]
+
+
+async def trip(channel: Channel) -> Sample:
+    """Milliseconds of one round trip."""
+    request = channel.request("POST", "/", b"{}")
+    begun = time.perf_counter()
+    try:
+        await channel.ask(request)
+    except GreenroomError as error:
+        return Sample(None, reason(error))
+    return Sample((time.perf_counter() - begun) * 1000)
+
+
+async def trips(url: str, count: int, parallel: int) -> list[Sample]:
+    """So many round trips, `parallel` at a time, each client with a connection of its own."""
+    waiting = iter(range(count))
+    found: list[Sample] = []
+
+    async def work() -> None:
+        channel = connecting(url)
+        try:
+            found.extend([await trip(channel) for _ in waiting])
+        finally:
+            channel.close()
+
+    workers = [spawn(work(), "a client") for _ in range(parallel)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        await stop(*workers)
+    return found
 
 
 @contextlib.asynccontextmanager

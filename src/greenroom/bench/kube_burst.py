@@ -3,7 +3,8 @@
 `spread`: 100 Sandboxes created directly over 26 nodes that have 5 warm members each. `burst`: 200 claims, 20 at a time,
 on two nodes with 150 each. `drained`: the same on a pool of 40, which is empty after the first fifth; from then on a
 claim waits for a member, and with 20 clients in a closed loop none should wait longer than the time in which the nodes
-together make 20, one queue over both. A claim that falls back to a member of its own would show as `cold`.
+together make 20, one queue over both. A claim that falls back to a member of its own would show as `cold`. The baseline
+is as many bare round trips through as many processes (`kube_bare.hops`), as many at a time, right before and after.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from greenroom.bench import kube_bare
 from greenroom.bench.kube_client import now
 from greenroom.bench.kube_traffic import ClaimRow, Tenant, burst, served_once, warm_count
 from greenroom.bench.kube_world import Shape, World, spread_limit, stock_of
@@ -48,6 +50,8 @@ class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     plan: BurstPlan
     answered_ms: Summary
     ready_ms: Summary
+    bare_ms: Summary
+    """The baseline."""
     seconds: float
     """From the first request to the last that was seen ready."""
     per_second: float | None
@@ -86,7 +90,11 @@ async def measure(directory: Path, quick: bool, meter: Meter, kind: Kind) -> Bur
     plan = plan_of(kind, quick)
     meter.begin(plan.claims)
     meter.say(f"{kind}: starting {plan.shape.text()}")
-    async with World(directory, plan.shape) as world, Tenant(world.client()) as tenant:
+    async with (
+        World(directory, plan.shape) as world,
+        Tenant(world.client()) as tenant,
+        kube_bare.hops(directory) as url,
+    ):
         meter.say(f"{kind}: filling a pool of {plan.pool}")
         await tenant.declare("burst", plan.pool)
         if not plan.directly:
@@ -99,17 +107,24 @@ async def measure(directory: Path, quick: bool, meter: Meter, kind: Kind) -> Bur
         meter.say(f"{kind}: {plan.claims} {what}, {plan.parallel} at a time")
         names = [f"b{number}-{secrets.token_hex(3)}" for number in range(plan.claims)]
         make = tenant.sandbox if plan.directly else lambda name: tenant.claim(name, "burst")
+        bare = await kube_bare.trips(url, plan.claims // 2, plan.parallel)
         begun = now()
         rows = await burst(names, plan.parallel, make, meter)
         seconds = now() - begun
+        bare += await kube_bare.trips(url, plan.claims - len(bare), plan.parallel)
         rows = await tenant.told(rows)
         held = sum(len(found.sandboxes) for found in (await world.sandboxes()).values())
         await tenant.clear()
-    return put_together(plan, rows, seconds, stock, held)
+    return put_together(plan, rows, bare, seconds, stock, held)
 
 
 def put_together(
-    plan: BurstPlan, rows: list[ClaimRow], seconds: float, stock: list[int], held: int
+    plan: BurstPlan,
+    rows: list[ClaimRow],
+    bare: list[Sample],
+    seconds: float,
+    stock: list[int],
+    held: int,
 ) -> BurstFigures:
     """The figures over all rows."""
     nodes = Counter(row.node for row in rows if row.node)
@@ -119,6 +134,7 @@ def put_together(
         plan=plan,
         answered_ms=summarise(Sample(row.answered_ms, row.error) for row in rows),
         ready_ms=ready,
+        bare_ms=summarise(bare),
         seconds=seconds,
         per_second=rate(ready.n, seconds),
         warm=warm_count(rows),
@@ -187,6 +203,7 @@ def tables(figures: BurstFigures) -> list[Table]:
             [
                 ["the create is answered", *tail_cells(figures.answered_ms)],
                 ["a watch has shown it Ready", *tail_cells(figures.ready_ms)],
+                ["baseline: bare HTTP through as many hops", *tail_cells(figures.bare_ms)],
             ],
         ),
         Table(
@@ -217,4 +234,4 @@ def tables(figures: BurstFigures) -> list[Table]:
 
 def failures(figures: BurstFigures) -> list[tuple[str, Summary]]:
     """The summaries in which each failure is counted once."""
-    return [(figures.plan.kind, figures.ready_ms)]
+    return [(figures.plan.kind, figures.ready_ms), (f"{figures.plan.kind}, baseline", figures.bare_ms)]

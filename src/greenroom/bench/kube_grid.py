@@ -15,7 +15,7 @@ import msgspec
 from greenroom.bench.kube_client import now
 from greenroom.bench.kube_traffic import ClaimRow, Tenant, burst, served_once, warm_count
 from greenroom.bench.kube_world import Shape, World
-from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, cell, tail_cells
+from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, tail_cells
 from greenroom.bench.rounds import turns
 from greenroom.bench.summaries import Sample, Summary, divide, rate, summarise
 
@@ -26,6 +26,8 @@ QUICK_PARALLEL = (1, 3)
 CLAIMS = 100
 """Of each pool and number of clients."""
 NODES = 4
+FLAT_LIMIT = 1.5
+"""Of the largest pool's median over the smallest's; what is linear in the pool would be 230."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,19 @@ def flatness(cells: list[GridCell]) -> dict[str, float | None]:
         mine = sorted((entry for entry in cells if entry.parallel == parallel), key=lambda entry: entry.pool)
         made[str(parallel)] = divide(mine[-1].ready_ms.p50, mine[0].ready_ms.p50)
     return made
+
+
+def targets(figures: GridFigures) -> list[Target]:
+    """What was aimed at."""
+    return [
+        Target(
+            name=f"claims of {parallel} clients: largest pool over smallest, p50",
+            value=ratio,
+            limit=FLAT_LIMIT,
+            unit="",
+        )
+        for parallel, ratio in figures.flatness.items()
+    ]
 
 
 def tables(figures: GridFigures) -> list[Table]:

@@ -8,20 +8,17 @@ is filled from nothing at a set rate; no platform could do that faster than its 
 from __future__ import annotations
 
 import secrets
-import time
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from greenroom.bench import kube_bare
-from greenroom.bench.channels import Channel
 from greenroom.bench.kube_traffic import ClaimRow, Tenant, served_once, warm_count
 from greenroom.bench.kube_world import Shape, World
-from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, reason, tail_cells
+from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, tail_cells
 from greenroom.bench.rounds import turns
 from greenroom.bench.summaries import Sample, Summary, divide, summarise
-from greenroom.errors import GreenroomError
 
 CLAIMS = 40
 RATE = 50.0
@@ -63,7 +60,7 @@ async def measure(directory: Path, quick: bool, meter: Meter) -> SerialFigures:
     meter.say(f"claims one by one: starting {shape.text()}")
     async with (
         World(directory, shape) as world,
-        kube_bare.hops(directory) as bare,
+        kube_bare.hops(directory) as url,
         Tenant(world.client()) as tenant,
     ):
         # One pool before, so that what is measured is not the first of its kind in any process.
@@ -71,6 +68,7 @@ async def measure(directory: Path, quick: bool, meter: Meter) -> SerialFigures:
         await tenant.claim("first", "first")
         meter.say(f"claims one by one: filling a pool of {count}")
         fill_s = await tenant.declare("warm", count)
+        bare = kube_bare.connecting(url)
         rows: list[ClaimRow] = []
         trips: list[Sample] = []
         meter.say(f"claims one by one: {count}")
@@ -79,21 +77,12 @@ async def measure(directory: Path, quick: bool, meter: Meter) -> SerialFigures:
                 if side == "claim":
                     rows.append(await tenant.claim(f"c{number}-{secrets.token_hex(2)}", "warm"))
                 else:
-                    trips.append(await _trip(bare))
+                    trips.append(await kube_bare.trip(bare))
             meter.advance()
+        bare.close()
         rows = await tenant.told(rows)
         await tenant.clear()
     return put_together(shape, count, fill_s, rows, trips)
-
-
-async def _trip(bare: Channel) -> Sample:
-    request = bare.request("POST", "/", b"{}")
-    begun = time.perf_counter()
-    try:
-        await bare.ask(request)
-    except GreenroomError as error:
-        return Sample(None, reason(error))
-    return Sample((time.perf_counter() - begun) * 1000)
 
 
 def put_together(
