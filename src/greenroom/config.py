@@ -131,6 +131,17 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Days after which an image or golden that nobody has in use is removed from the cache."""
 
 
+class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast the engine without VMs makes them, where it is asked for (`[vm] engine`)."""
+
+    rate: Amount = 0.0
+    """Members that one node makes a second, one after the other; 0 makes each at once."""
+    variation: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Coefficient of variation of the time that one takes: standard deviation over mean."""
+    seed: Count = 0
+    """What these times are drawn from, together with the node's name."""
+
+
 class NodesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How nodes and masters keep in touch."""
 
@@ -265,6 +276,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claims: ClaimsConfig = ClaimsConfig()
     pools: PoolsConfig = PoolsConfig()
     vm: VmConfig = VmConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
     nodes: NodesConfig = NodesConfig()
     proxy: ProxyConfig = ProxyConfig()
     network: NetworkConfig = NetworkConfig()

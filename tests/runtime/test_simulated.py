@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from greenroom.errors import BadRequest, RuntimeFailure, UnknownSnapshot
 from greenroom.runtime.engine import Golden, Identity, Runtime, quiet
-from greenroom.runtime.simulated import SimulatedRuntime, SimulatedVm
+from greenroom.runtime.simulated import Pace, SimulatedRuntime, SimulatedVm
 from greenroom.wire.messages import Size
 
 SIZE = Size("s", 1, 256, 1024)
@@ -84,3 +88,29 @@ async def test_holds_are_counted() -> None:
     await runtime.let_go(snapshot)
     await runtime.let_go(snapshot)
     assert runtime.held == {}
+
+
+@pytest.mark.parametrize("variation", [0.0, 0.1, 0.3])
+def test_members_come_at_a_rate_with_times_that_vary(variation: float) -> None:
+    pace = Pace(50.0, variation, "seed")
+    times = [pace.interval() for _ in range(4000)]
+    mean = statistics.fmean(times)
+    assert mean == pytest.approx(1 / 50, rel=0.03)
+    assert statistics.pstdev(times) / mean == pytest.approx(variation, rel=0.05, abs=1e-9)
+    assert Pace(50.0, variation, "seed").interval() == times[0]
+
+
+@given(asked=st.lists(st.floats(0, 100), min_size=1, max_size=40), variation=st.floats(0, 1))
+def test_one_member_is_made_after_the_other(asked: list[float], variation: float) -> None:
+    pace, last = Pace(10.0, variation, "s"), 0.0
+    for now in sorted(asked):
+        due = pace.due(now)
+        assert due >= max(now, last)
+        last = due
+
+
+async def test_a_restore_takes_its_turn() -> None:
+    runtime = SimulatedRuntime(pace=Pace(1000.0))
+    golden = await runtime.snapshot_golden("base", SIZE, quiet)
+    for _ in range(3):
+        assert (await runtime.restore(golden)).describe().state == "paused"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from greenroom.bench.kube_watchers import BUCKET_MS
 from greenroom.bench.performance import Picture
 from greenroom.errors import SetupError
 
@@ -190,6 +191,54 @@ def _claims(figure: Figure, raw: Raw) -> bool:
     )
 
 
+def _kube_claims(figure: Figure, raw: Raw) -> bool:
+    cells = at(raw, "grid", "cells") or []
+    lanes = list(dict.fromkeys(int(at(cell, "parallel")) for cell in cells))
+    return _panels(
+        figure,
+        [
+            (
+                f"Claim → Ready, {lane} at a time" if lane > 1 else "Claim → Ready, one after the other",
+                [
+                    (f"pool of {at(cell, 'pool')}", [float(value) for value in at(cell, "values") or []])
+                    for cell in cells
+                    if at(cell, "parallel") == lane
+                ],
+            )
+            for lane in lanes
+        ],
+    )
+
+
+def _kube_watch(figure: Figure, raw: Raw) -> bool:
+    rows, crowd = at(raw, "watch", "rows"), at(raw, "watch", "crowd")
+    histogram = at(crowd, "histogram") or {}
+    seen = [
+        (name, values(rows, "ms", op=op, paused=paused))
+        for name, op, paused in (
+            ("create", "create", False),
+            ("delete", "delete", False),
+            ("create, first after a pause", "create", True),
+            ("delete, first after a pause", "delete", True),
+        )
+    ]
+    many = _thinned({int(bucket): int(count) for bucket, count in histogram.items()})
+    title = f"{at(crowd, 'watchers')} watchers, {at(crowd, 'rate')} events/s"
+    return _panels(
+        figure,
+        [("Seen by ten watchers, from the request", seen), (title, [("seen by each", many)] if many else [])],
+    )
+
+
+def _thinned(histogram: Mapping[int, int], most: int = 2000) -> list[float]:
+    """About `most` of the times that a histogram counts, spread as all of them are: their upper bounds."""
+    total, seen, made = sum(histogram.values()), 0, list[float]()
+    for bucket in sorted(histogram):
+        seen += histogram[bucket]
+        made += [(bucket + 1) * BUCKET_MS] * (seen * min(most, total) // total - len(made))
+    return made
+
+
 def _restores(figure: Figure, raw: Raw) -> bool:
     rows = at(raw, "restores")
     lanes = sorted({int(at(row, "parallel")) for row in rows or []})
@@ -311,6 +360,18 @@ def _key(axes: Axes, entries: Sequence[tuple[str, str]], *, below: bool = False)
 
 _PICTURES: tuple[tuple[str, str, str, Callable[[Figure, Raw], bool]], ...] = (
     ("claim.json", "claims", "Cumulative distributions of claims and creates, in milliseconds", _claims),
+    (
+        "kube.json",
+        "kube-claims",
+        "Cumulative distributions of claims until a watch shows them ready, by number of clients and size of the pool",
+        _kube_claims,
+    ),
+    (
+        "kube.json",
+        "kube-watch",
+        "Cumulative distributions of how long an event takes to ten watchers and to a thousand, in milliseconds",
+        _kube_watch,
+    ),
     (
         "restore.json",
         "restores",

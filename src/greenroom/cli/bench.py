@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from greenroom.cli import bench_execution, bench_faults, bench_host, bench_lifecycle
+from greenroom.cli import bench_execution, bench_faults, bench_host, bench_kube, bench_lifecycle
 from greenroom.cli.bench_support import meter_on_stderr, run_to_the_end, show, temporary_directory
 from greenroom.cli.options import (
     CacheDirOption,
@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
     bench_host.register(_bench)
     bench_lifecycle.register(_bench)
     bench_execution.register(_bench)
+    bench_kube.register(_bench)
     app.add_typer(_bench, name="bench")
 
 

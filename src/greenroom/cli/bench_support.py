@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from greenroom.bench.density import DensityReport
     from greenroom.bench.execution import ExecutionReport
     from greenroom.bench.idle import IdleReport
+    from greenroom.bench.kube import KubeReport
     from greenroom.bench.lifecycle import LifecycleReport
     from greenroom.bench.report import Meter, Table
     from greenroom.bench.restore import RestoreReport
@@ -155,7 +156,13 @@ def meter_on_stderr() -> Iterator[Meter]:
 
 
 def show(
-    report: RestoreReport | ClaimReport | IdleReport | DensityReport | LifecycleReport | ExecutionReport,
+    report: RestoreReport
+    | ClaimReport
+    | IdleReport
+    | DensityReport
+    | LifecycleReport
+    | ExecutionReport
+    | KubeReport,
     notes: Sequence[str],
     tables: Sequence[Table],
     failures: Sequence[tuple[str, Summary]],

@@ -12,6 +12,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from starlette.applications import Starlette
 
 from greenroom.config import RoleSpec
 from greenroom.errors import GreenroomError
@@ -30,7 +34,7 @@ from greenroom.node.routes import routes
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, EngineInfo, Runtime
 from greenroom.runtime.qemu import QemuRuntime
-from greenroom.runtime.simulated import SimulatedRuntime
+from greenroom.runtime.simulated import Pace, SimulatedRuntime
 from greenroom.wire import metrics
 from greenroom.wire.calling import role_client
 from greenroom.wire.credentials import Verifier, own_token
@@ -40,13 +44,18 @@ from greenroom.wire.tasks import spawn, stop
 
 _log = logging.getLogger(__name__)
 
+Serving = Callable[[Starlette, socket.socket], AsyncGenerator[str, None]]
+"""Serves an application until the node shall end; gives its URL once, as `wire.serving.serve` does."""
+
 
 class Leaving:
     """How the node leaves: SIGTERM ends every VM, SIGHUP leaves all of them for the next run (an upgrade)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, signals: bool = True) -> None:
+        """Without `signals` SIGHUP is left to somebody else: the process has other nodes as well."""
         self.vms_stay = False
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+        if signals:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def _hang_up(self) -> None:
         self.vms_stay = True
@@ -67,13 +76,32 @@ def _leave_early(life: asyncio.Task[None] | None) -> None:
 def make_runtime(spec: RoleSpec) -> Runtime:
     """The engine that the settings name."""
     if spec.config.vm.engine == "simulated":
-        return SimulatedRuntime()
+        told = spec.config.simulated
+        pace = Pace(told.rate, told.variation, f"{told.seed}/{spec.name}") if told.rate > 0 else None
+        return SimulatedRuntime(pace=pace)
     return QemuRuntime(spec)
+
+
+async def _nothing(_keeper: Keeper) -> None:
+    """A node begins with what it finds."""
 
 
 async def run(spec: RoleSpec) -> None:
     """Run a node until it is told to stop, also while it still prepares itself."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave_early, asyncio.current_task())
+    await live(spec, Leaving, serve)
+
+
+async def live(
+    spec: RoleSpec,
+    how: Callable[[], Leaving],
+    serving: Serving,
+    begin: Callable[[Keeper], Awaitable[None]] = _nothing,
+) -> None:
+    """A node's life, apart from the signals that end it: `serving` decides how long it is, `how` how it leaves.
+
+    `begin` may make sandboxes before anybody else can; a simulated fleet, of which several live in one process, does.
+    """
     spec.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     verifier = Verifier.load(spec.secrets)
     token = own_token(spec.secrets, "node")
@@ -87,10 +115,10 @@ async def run(spec: RoleSpec) -> None:
             SWEPT.labels(kind).inc(count)
         if removed:
             _log.warning("swept what an earlier run had left: %s", removed)
-        leaving = Leaving()
+        leaving = how()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(leaving.farewell, runtime)
-            await _serve(spec, runtime, journal, verifier, token, found, leaving, stack)
+            await _serve(spec, runtime, journal, verifier, token, found, leaving, stack, serving, begin)
     finally:
         journal.close()
 
@@ -104,6 +132,8 @@ async def _serve(
     found: list[Adopted],
     leaving: Leaving,
     stack: contextlib.AsyncExitStack,
+    serving: Serving,
+    begin: Callable[[Keeper], Awaitable[None]],
 ) -> None:
     config = spec.config
     client = await stack.enter_async_context(role_client(token, masters=spec.master_urls))
@@ -135,6 +165,7 @@ async def _serve(
     )
     stack.push_async_callback(stop, spawn(guard.run(), "disk guard"))
     stack.enter_context(metrics.reading(lambda: read(warmer.status(), len(keeper), relay.statistics())))
+    await begin(keeper)
     sock = listen(spec.host, spec.port)
     own_url = url_of(sock)
     drained = False
@@ -174,7 +205,7 @@ async def _serve(
         runtime.interrupt()
 
     app.state.on_leave = [drain]
-    async with contextlib.aclosing(serve(app, sock)) as urls:
+    async with contextlib.aclosing(serving(app, sock)) as urls:
         async for url in urls:
             joining = spawn(_join(spec, membership, warmer, url, engine), "joining")
             stack.push_async_callback(stop, joining)

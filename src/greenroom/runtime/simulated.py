@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import random
 import socket
 import time
 from typing import Any, NamedTuple
@@ -66,10 +67,45 @@ class _Saved(NamedTuple):
     identity: Identity | None
 
 
+class Pace:
+    """How fast one node makes members: one after the other, `rate` a second on average, whoever asks for how many.
+
+    The times that they take are gamma-distributed, never negative, with standard deviation over mean `variation`; the
+    same seed gives the same times. A time that is over late is not added to the next.
+    """
+
+    def __init__(self, rate: float, variation: float = 0.0, seed: str = "") -> None:
+        """`rate` is members a second, above 0; `variation` from 0 to 1."""
+        self.rate = rate
+        self.variation = variation
+        self._random = random.Random(seed)  # noqa: S311
+        self._free_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.rate:g}/s variation={self.variation:g}>"
+
+    def interval(self) -> float:
+        """Seconds that the next member takes."""
+        mean = 1 / self.rate
+        if self.variation < 0.001:
+            return mean
+        shape = self.variation**-2
+        return self._random.gammavariate(shape, mean / shape)
+
+    def due(self, now: float) -> float:
+        """When a member that is asked for at `now` is there, on the same clock."""
+        self._free_at = max(now, self._free_at) + self.interval()
+        return self._free_at
+
+
 class SimulatedRuntime:
     """See `engine.Runtime`. Delays are in seconds; `fail_next` and its like make that many calls fail."""
 
-    def __init__(self, restore_delay: float = 0.0, start_delay: float = 0.0) -> None:
+    def __init__(
+        self, restore_delay: float = 0.0, start_delay: float = 0.0, *, pace: Pace | None = None
+    ) -> None:
+        self.pace = pace
+        """None: a restore takes `restore_delay`, however many there are at a time."""
         self.restore_delay = restore_delay
         self.start_delay = start_delay
         self.fail_next = 0
@@ -93,7 +129,7 @@ class SimulatedRuntime:
 
     async def restore(self, source: Golden | Snapshot) -> Vm:
         saved = self._find(source.name) if isinstance(source, Snapshot) else None
-        await asyncio.sleep(self.restore_delay)
+        await asyncio.sleep(self._restore_takes())
         if self.fail_next > 0:
             self.fail_next -= 1
             raise RuntimeFailure("a simulated restore failed, as asked for")
@@ -107,6 +143,12 @@ class SimulatedRuntime:
                 vm.memory, vm.identity = copy.deepcopy(saved.memory), saved.identity
         self.vms[vm.name] = vm
         return vm
+
+    def _restore_takes(self) -> float:
+        if self.pace is None:
+            return self.restore_delay
+        now = asyncio.get_running_loop().time()
+        return self.pace.due(now) - now
 
     async def capture(self, vm: Vm, name: str, *, memory: bool = True, durable: bool = True) -> CaptureResult:
         own = self._own(vm)
