@@ -254,3 +254,11 @@ async def test_connections_without_a_head_do_not_keep_others_out(
 def test_a_taken_port_says_so() -> None:
     with listen("127.0.0.1", 0) as first, pytest.raises(SetupError, match="choose another port"):
         listen("127.0.0.1", first.getsockname()[1])
+
+
+def test_connections_do_not_hold_small_pieces_back() -> None:
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(listen("127.0.0.1", 0))
+        stack.enter_context(socket.create_connection(sock.getsockname()))
+        accepted = stack.enter_context(sock.accept()[0])
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -226,6 +226,9 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket. Raises SetupError saying which address is taken."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections have it from here. asyncio would set it on each, but only on those whose protocol number is told, as
+    # that of a socket made like this is not; and then a small piece of an answer waits 40 ms for the last one's ACK.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.bind((host, port))
         sock.listen(1024)

@@ -9,7 +9,7 @@ from greenroom.api.kube.watching import Cache
 
 
 async def test_the_first_is_woken_at_once_and_the_next_together() -> None:
-    pulse = Pulse(every=3600)
+    pulse = Pulse(every=3600, each=3600)
     one, other = asyncio.Event(), asyncio.Event()
     pulse.wake(one)
     async with asyncio.timeout(20):
@@ -23,7 +23,7 @@ async def test_the_first_is_woken_at_once_and_the_next_together() -> None:
 
 
 async def test_all_who_were_woken_meanwhile_come_with_the_next() -> None:
-    pulse = Pulse(every=0.01)
+    pulse = Pulse(every=0.01, each=1)
     events = [asyncio.Event() for _ in range(3)]
     for _ in range(3):
         for event in events:

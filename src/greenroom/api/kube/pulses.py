@@ -1,7 +1,8 @@
 """When those who watch are woken: the first change after a pause at once, and then all of them together, at intervals.
 
 A thousand watchers at two hundred changes a second would be 200,000 small writes; woken together every `EVERY`
-seconds they are a quarter of that, and all who want the same changes in the same form are sent the same bytes.
+seconds they are a quarter of that, and all who want the same changes in the same form are sent the same bytes. Few
+watchers cost little, so they wait less: as long as it takes to write to all of them, about.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from weakref import WeakKeyDictionary
 from greenroom.api.kube.watching import Cache
 
 EVERY: Final = 0.02
-"""Seconds between two times that watchers are woken while changes keep coming."""
+"""Seconds between two times that watchers are woken while changes keep coming, at most."""
+EACH: Final = 20e-6
+"""Seconds that writing to one watcher takes, about."""
 CHUNKS: Final = 256
 """Pieces of a stream that are kept until they are woken again, for others who want the same."""
 
@@ -22,8 +25,10 @@ CHUNKS: Final = 256
 class Pulse:
     """Wakes the watchers of one cache. All in one event loop."""
 
-    def __init__(self, every: float = EVERY) -> None:
+    def __init__(self, every: float = EVERY, each: float = EACH) -> None:
         self._every = every
+        self._each = each
+        self._pause = 0.0
         self._woken: dict[asyncio.Event, None] = {}
         self._last = float("-inf")
         self._set = False
@@ -36,7 +41,7 @@ class Pulse:
             return
         self._set = True
         loop = asyncio.get_running_loop()
-        due = self._last + self._every
+        due = self._last + self._pause
         if loop.time() >= due:
             loop.call_soon(self._beat)
         else:
@@ -47,6 +52,7 @@ class Pulse:
         self._last = asyncio.get_running_loop().time()
         self._chunks.clear()
         woken, self._woken = self._woken, {}
+        self._pause = min(self._every, self._each * len(woken))
         for news in woken:
             news.set()
 
