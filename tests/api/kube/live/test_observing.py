@@ -15,8 +15,10 @@ from greenroom.api.kube.live import observing
 from greenroom.api.kube.objects import Object
 from greenroom.api.kube.options import Answering
 from greenroom.api.kube.reading import list_body, listed, watch
+from greenroom.api.kube.rows import key_of_item, object_of
 from greenroom.api.kube.selectors import Selection, parse_fields, parse_labels
 from greenroom.api.kube.status import StatusError
+from greenroom.api.kube.validation import pruned, violations
 from greenroom.api.kube.watching import Plan
 from greenroom.errors import NodeUnavailable
 from tests.support.kube_fleet import World, record
@@ -267,3 +269,24 @@ async def test_pages_are_of_one_version_and_of_one_process() -> None:
     assert len(page.objects) == 5
     world.close()
     other.close()
+
+
+async def test_what_nobody_writes_is_of_its_schema() -> None:
+    world = World(nodes=2).begin()
+    world.node.put(record(launch="warm"))
+    world.node.counted(3)
+    world.fleet.change(ONE, state="paused")
+    world.fleet.change(ONE, state="ended", ended_at=time.time(), end_reason="its VM ended by itself")
+    for storage in world.storages():
+        listing = await storage.list("")
+        assert listing.objects or storage is world.claims
+        for item in listing.objects:
+            shown = object_of(item)
+            assert violations(shown, storage.kind.schema) == []
+            assert pruned(shown, storage.kind.schema)[1] == []
+            found = await storage.get(key_of_item(item))
+            assert found is not None
+            assert found["metadata"]["uid"] == shown["metadata"]["uid"]
+    failed = [row.object() for row in world.events.rows("") if row.object()["type"] == "Warning"]
+    assert [each["reason"] for each in failed] == ["Failed"]
+    world.close()
