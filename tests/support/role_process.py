@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,8 @@ class RoleProcess:
     def __init__(self, spec: RoleSpec) -> None:
         self.spec = spec
         self.url = ""
+        self.detail: dict[str, Any] = {}
+        """What it told beside its address."""
         self._home = spec.state / f"{spec.name}.test"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +79,8 @@ class RoleProcess:
                 text += chunk
         finally:
             os.close(self._reader)
-        self.url = msgspec.json.decode(text.splitlines()[-1], type=Ready).url
+        ready = msgspec.json.decode(text.splitlines()[-1], type=Ready)
+        self.url, self.detail = ready.url, ready.detail
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send the signal, wait for the end, return the exit status."""
