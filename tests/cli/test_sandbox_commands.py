@@ -7,6 +7,7 @@ import shlex
 import signal
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -267,6 +268,38 @@ def test_demo_leaves_a_running_platform_running(home: Home) -> None:
     assert "platform up" not in done.stdout
     assert "platform stopped" not in done.stdout
     assert home.supervisor().pid == pid
+
+
+def test_keys_have_an_owner_and_rules(home: Home) -> None:
+    made = json.loads(
+        home.ok("keys", "create", "ci", "--owner", "team-a", "--allow", "get,list sandboxes in b", "--json")
+    )
+    assert (made["owner"], made["rules"]) == ("team-a", ["get,list sandboxes in b"])
+    home.ok("keys", "create", "root", "--admin")
+    home.ok("keys", "create", "plain", "--owner", "alice")
+    home.ok("keys", "create", "mine", "--default")
+    listed = {each["name"]: each for each in json.loads(home.ok("keys", "list", "--json"))}
+    assert listed["root"]["rules"] == ["* * in *"]
+    assert listed["plain"]["rules"] == []
+    assert (listed["mine"]["rules"], listed["mine"]["default"]) == (["* * in *"], True)
+    assert "all in alice" in home.ok("keys", "list")
+    assert "a namespace" in home.run("keys", "create", "x", "--owner", "A_b").stderr
+    assert "is no rule" in home.run("keys", "create", "x", "--allow", "everything").stderr
+    assert "leave out" in home.run("keys", "create", "x", "--admin", "--allow", "* *").stderr
+
+
+def test_env_writes_a_kubeconfig_that_only_its_owner_reads(home: Home) -> None:
+    home.up()
+    values = json.loads(home.ok("env", "--json"))
+    place = Path(values["KUBECONFIG"])
+    assert place == home.state.kubeconfig
+    assert place.stat().st_mode & 0o777 == 0o600
+    config = json.loads(place.read_text(encoding="utf-8"))
+    assert config["users"][0]["user"]["token"] == values["E2B_API_KEY"]
+    assert config["contexts"][0]["context"]["namespace"] == "default"
+    other = home.root / "elsewhere" / "config"
+    assert f"export KUBECONFIG={other}\n" in home.ok("env", "--kubeconfig", str(other))
+    assert json.loads(other.read_text(encoding="utf-8")) == config
 
 
 def test_keys_without_a_running_platform(home: Home) -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.cli import default_key
 from greenroom.cli.children import role_environment
 from greenroom.cli.frames import (
     Ended,
@@ -36,6 +37,8 @@ from greenroom.cli.reports import PipeReporter, PlainReporter, Report, format_se
 from greenroom.cli.supervisor import describe_ready
 from greenroom.cli.words import plain_log_line
 from greenroom.errors import BadRequest, InternalError, SetupError
+from greenroom.store.keys import create_api_key, rule_of
+from greenroom.store.sqlite import SqliteStore
 
 # Frames
 
@@ -319,3 +322,43 @@ def test_plain_reports_print_a_step_once() -> None:
         reporter.show(Report(kind="progress", name="node-0", text="building", done=done))
     reporter.show(Report(kind="progress", name="node-0", text="booting"))
     assert out.getvalue() == "node-0: building\nnode-0: booting\n"
+
+
+# The port for Kubernetes' clients
+
+
+def test_the_port_for_kubernetes_clients_follows_the_entrys(tmp_path: Path) -> None:
+    plan = make_plan(options(tmp_path))
+    assert plan.kube_port not in (None, 0, 8701)
+    assert plan.specs[0].config.proxy.kube_port == plan.kube_port
+    none = make_plan(options(tmp_path, kube_port="none"))
+    assert none.kube_port is None
+    assert none.specs[0].config.proxy.kube_port == "none"
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "config.toml").write_text('[proxy]\nkube_port = "none"\n', encoding="utf-8")
+    assert make_plan(options(tmp_path)).kube_port is None
+
+
+def test_ports_that_are_one_are_told(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="--port has it already"):
+        options(tmp_path, port=9000, kube_port=9000).check()
+    with pytest.raises(BadRequest, match="--kube-port 70000"):
+        options(tmp_path, kube_port=70000).check()
+
+
+async def test_the_default_key_of_an_older_state_directory_becomes_the_operators(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    state.prepare()
+    store = await SqliteStore.open(state.store)
+    try:
+        old, secret = await create_api_key(store, "default", "default")
+        default_key.keep_secret(state, secret)
+        assert await default_key.ensure_default_key(state) is None
+        assert [key.admin for key in await store.api_keys()] == [True]
+        # One that was given something less keeps it, and so does everybody else's.
+        await store.set_api_key_rules(old.key_id, [rule_of("* * in default", "default")])
+        await create_api_key(store, "ci", "default")
+        await default_key.ensure_default_key(state)
+        assert [key.admin for key in await store.api_keys()] == [False, False]
+    finally:
+        await store.close()

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.config import ProxyConfig
 from greenroom.errors import BadRequest, SetupError
 from greenroom.wire import certificate_files, certificates
-from greenroom.wire.certificates import DAY, Pair
+from greenroom.wire.certificates import DAY, Names, Pair
 
 DOMAIN = "sandbox.localhost"
 NOW = 1_800_000_000.0
@@ -193,3 +194,35 @@ def test_a_place_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "tls").write_text("a file")
     with pytest.raises(SetupError, match="cannot keep certificates"):
         certificate_files.ensure(tmp_path, DOMAIN, NOW)
+
+
+def test_names_of_the_control_plane_are_vouched_for_and_no_others(tmp_path: Path) -> None:
+    names = certificates.control_names(
+        ProxyConfig(host="0.0.0.0", kube_names=["kube.example.com", "192.0.2.7"]), "localhost:8700"
+    )
+    assert names.hosts == ("localhost", "kube.example.com")
+    assert names.addresses == ("127.0.0.1", "::1", "192.0.2.7")
+    authority = certificates.new_authority(names, time.time())
+    pair = certificates.issue(authority, names, time.time())
+    for name in ("localhost", "127.0.0.1", "::1", "kube.example.com", "192.0.2.7"):
+        shake_hands(tmp_path, authority.certificate, pair, name)
+    # Not even by its own authority.
+    other = Names("control", ("example.org",), addresses=("192.0.2.8",))
+    stranger = certificates.issue(authority, other, time.time())
+    for name in ("example.org", "192.0.2.8"):
+        with pytest.raises(ssl.SSLError):
+            shake_hands(tmp_path, authority.certificate, stranger, name)
+
+
+def test_another_set_of_names_gets_another_authority(tmp_path: Path) -> None:
+    one = Names("control", ("localhost",), addresses=("127.0.0.1",))
+    first = certificate_files.ensure(tmp_path, one, time.time())
+    assert first.new_authority
+    assert not certificate_files.ensure(tmp_path, one, time.time()).new_authority
+    more = Names("control", ("localhost", "kube.example.com"), addresses=("127.0.0.1",))
+    assert certificate_files.ensure(tmp_path, more, time.time()).new_authority
+
+
+def test_a_name_that_is_none_is_told() -> None:
+    with pytest.raises(SetupError, match="kube_names"):
+        certificates.control_names(ProxyConfig(kube_names=["not a name"]), "localhost")

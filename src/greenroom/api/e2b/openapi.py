@@ -20,6 +20,7 @@ from starlette.responses import Response
 import greenroom
 from greenroom.api.e2b.errors import ErrorBody
 from greenroom.api.e2b.operations import OPERATIONS, Operation
+from greenroom.api.e2b.permissions import OPERATIONS as OPERATIONS_WITH_RULES
 from greenroom.api.e2b.resources import OPEN_PATHS, Handler, Unsupported
 
 PATH = "/openapi.json"
@@ -36,7 +37,7 @@ _MEANINGS = {
     204: "It is done; nothing more to say.",
     400: "The request does not follow the contract; the message names the field.",
     401: "No API key, or one that is not known.",
-    403: "It is not the caller's to change.",
+    403: "The key's rules or a quota do not allow it, or it is not the caller's to change.",
     404: "There is no such thing, or it is somebody else's.",
     409: "It cannot be had in this state, or the idempotency key was used with another body.",
     410: "What the idempotency key made has ended; the key makes no second one.",
@@ -202,6 +203,8 @@ def statuses(each: Known) -> frozenset[int]:
         return frozenset({401, 500, 501, 503})
     operation = each.operation or Operation(answers={})
     found = {401, *_SERVER_SIDE, *operation.answers, *operation.errors}
+    if (each.method, each.path) in OPERATIONS_WITH_RULES:
+        found.add(403)
     if "{" in each.path:
         found.add(404)
     if operation.query or operation.idempotent or operation.body is not None:
