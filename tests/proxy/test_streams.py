@@ -213,3 +213,19 @@ async def test_client_that_leaves_is_noticed_by_the_guest(tmp_path: Path) -> Non
             await raw.receive_until(b"begun")
         async with asyncio.timeout(10):
             await left.wait()
+
+
+async def test_what_kubernetes_clients_watch_may_be_silent_for_longer_than_anything_else(
+    tmp_path: Path,
+) -> None:
+    async with staged(tmp_path) as stage:
+        proxy = await stage.start(idle_timeout=0.5)
+        api = stage.apis[0]
+        async with await Raw.connect(proxy.address) as watch, await Raw.connect(proxy.address) as other:
+            await watch.send(b"GET /apis/agents.x-k8s.io/v1beta1/hold HTTP/1.1\r\nHost: a\r\n\r\n")
+            await api.entered.wait()
+            await other.send(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+            # It is given up although it began later.
+            assert b"HTTP/1.1 50" in await other.receive_until(b"\r\n")
+            api.release.set()
+            assert b"HTTP/1.1 200" in await watch.receive_until(b"\r\n")

@@ -88,7 +88,7 @@ class StubMaster:
 
 
 class StubApi:
-    """Answers every path with the request it got as JSON; `/hold` waits for `release`."""
+    """Answers every path with the request it got as JSON; one that ends in `/hold` waits for `release`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,7 +100,7 @@ class StubApi:
         """Further headers of its answers."""
 
     async def answer(self, request: web.Request) -> web.Response:
-        if request.path == "/hold":
+        if request.path.endswith("/hold"):
             self.entered.set()
             await self.release.wait()
         if request.path == "/lost":
