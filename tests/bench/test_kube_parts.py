@@ -18,6 +18,7 @@ from greenroom.bench import (
     kube_serial,
     kube_store,
     kube_watch,
+    performance_plots,
 )
 from greenroom.bench.kube import KubePlan, KubeReport
 from greenroom.bench.kube_client import claim, launch_of, ready, sandbox
@@ -257,3 +258,17 @@ def test_a_report_passes_only_when_all_was_measured_and_met() -> None:
     broken = kube.put_together(msgspec.structs.replace(report, problems={"watch": "404: no such path"}))
     assert not broken.passed
     assert broken.failed == 1
+
+
+def test_claims_and_watches_are_drawn(tmp_path: Path) -> None:
+    cells = [kube_grid.cell_of(pool, 5, rows_of(pool), 1.0) for pool in (2, 6)]
+    grid = kube_grid.GridFigures(shape=Shape(nodes=2), cells=cells, flatness={})
+    rows = [kube_watch.SeenRow(op="create", replica=0, paused=False, ms=float(n)) for n in range(1, 4)]
+    crowd = kube_watch.crowd_of([result()], 200.0, 0.1, sent=10, failed=0)
+    watch = kube_watch.put_together(Shape(nodes=2, apis=2), rows, [], crowd)
+    raw = msgspec.json.decode(msgspec.json.encode({"grid": grid, "watch": watch}))
+    made = performance_plots.draw(tmp_path, {"kube.json": raw})
+    assert [picture.file for picture in made] == ["kube-claims.svg", "kube-watch.svg"]
+    assert "4 watchers" not in (text := (tmp_path / "kube-watch.svg").read_text(encoding="utf-8"))
+    assert "2 watchers, 200 events/s aimed at" in text
+    assert performance_plots.draw(tmp_path, {"kube.json": {"pick": {}}}) == []

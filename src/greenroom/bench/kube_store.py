@@ -158,18 +158,17 @@ class Observer:
 
 def plan_of(name: ShapeName, quick: bool) -> StorePlan:
     """The plan of this name; quick ones are small."""
-    if name == "seed":
-        owners = (OWNER, "second", "third")
-        shape = Shape(nodes=3, per_process=3, owners=owners)
-        count = 12 if quick else 3000
-        return StorePlan(
-            name=name, sandboxes=count, at_a_time=count, pools=5, shape=shape, rest_s=1.0 if quick else REST
-        )
-    count, at_a_time = (16, 8) if quick else (10_000, AT_A_TIME)
-    shape = Shape(nodes=2 if quick else 10, per_process=5)
-    return StorePlan(
-        name=name, sandboxes=count, at_a_time=at_a_time, pools=1, shape=shape, rest_s=1.0 if quick else REST
+    owners = (OWNER, "second", "third") if name == "seed" else (OWNER,)
+    count, at_a_time = (3000, 3000) if name == "seed" else (10_000, AT_A_TIME)
+    nodes = 3 if name == "seed" else 10
+    shape = Shape(nodes=nodes, per_process=5, owners=owners)
+    plan = StorePlan(
+        name=name, sandboxes=count, at_a_time=at_a_time, pools=5 if name == "seed" else 1, shape=shape
     )
+    if not quick:
+        return plan
+    small = msgspec.structs.replace(shape, nodes=min(3, nodes), heartbeat=0.1)
+    return msgspec.structs.replace(plan, sandboxes=12, at_a_time=6, shape=small, rest_s=0.5)
 
 
 async def measure(directory: Path, quick: bool, meter: Meter, name: ShapeName) -> StoreFigures:

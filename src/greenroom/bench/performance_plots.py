@@ -223,7 +223,7 @@ def _kube_watch(figure: Figure, raw: Raw) -> bool:
         )
     ]
     many = _thinned({int(bucket): int(count) for bucket, count in histogram.items()})
-    title = f"{at(crowd, 'watchers')} watchers, {at(crowd, 'rate')} events/s"
+    title = f"{at(crowd, 'watchers')} watchers, {float(at(crowd, 'rate') or 0):g} events/s aimed at"
     return _panels(
         figure,
         [("Seen by ten watchers, from the request", seen), (title, [("seen by each", many)] if many else [])],
