@@ -32,6 +32,8 @@ from greenroom.bench.summaries import Sample, summarise
 from greenroom.errors import RuntimeFailure
 from tests.bench.results import SIZE, Quiet, conditions
 
+CPU = {"master": 1.0, "api": 2.0, "nodes": 1.5, "client": 0.5}
+
 
 def even(tables: list[Table] | tuple[Table, ...]) -> bool:
     """Whether every row of every table has as many cells as the table has columns."""
@@ -79,14 +81,14 @@ def test_bursts_have_their_targets_by_kind() -> None:
     for kind in ("spread", "burst", "drained"):
         plan = kube_burst.plan_of(kind, quick=False)
         found = kube_burst.put_together(
-            plan, rows_of(plan.claims), [Sample(0.3)], 1.0, [5, 5], held=plan.claims
+            plan, rows_of(plan.claims), [Sample(0.3)], 1.0, CPU, [5, 5], held=plan.claims
         )
         assert even(kube_burst.tables(found))
         names = [target.name for target in kube_burst.targets(found)]
         assert any("served once" in name for name in names)
         assert any("warm" in name for name in names)
         doubled = kube_burst.put_together(
-            plan, rows_of(plan.claims), [Sample(0.3)], 1.0, [5, 5], held=plan.claims + 1
+            plan, rows_of(plan.claims), [Sample(0.3)], 1.0, CPU, [5, 5], held=plan.claims + 1
         )
         missed = {entry.name for entry in kube_burst.targets(doubled) if entry.verdict == "missed"}
         assert any("served once" in name for name in missed)
@@ -98,12 +100,12 @@ def test_bursts_have_their_targets_by_kind() -> None:
 
 def test_serial_claims_beside_their_baseline() -> None:
     shape = Shape(nodes=2, rate=50.0)
-    found = kube_serial.put_together(shape, 4, 0.3, rows_of(4), [Sample(0.5)] * 4)
+    found = kube_serial.put_together(shape, 4, 0.3, CPU, rows_of(4), [Sample(0.5)] * 4)
     assert (found.warm, found.once, found.fluid_s) == (4, 4, 0.04)
     assert found.to_bare == pytest.approx(9.0)
     assert even(kube_serial.tables(found))
     assert {target.verdict for target in kube_serial.targets(found)} == {"met"}
-    late = kube_serial.put_together(shape, 4, 0.6, rows_of(4, launch="cold"), [])
+    late = kube_serial.put_together(shape, 4, 0.6, CPU, rows_of(4, launch="cold"), [])
     assert [target.verdict for target in kube_serial.targets(late)] == ["met", "met", "missed", "missed"]
 
 
@@ -248,7 +250,7 @@ def test_what_is_read_from_objects() -> None:
 
 def test_a_report_passes_only_when_all_was_measured_and_met() -> None:
     plan = KubePlan(template="base", size=SIZE, parts=["serial"], quick=True)
-    serial = kube_serial.put_together(Shape(nodes=2, rate=50.0), 4, 0.3, rows_of(4), [Sample(0.5)])
+    serial = kube_serial.put_together(Shape(nodes=2, rate=50.0), 4, 0.3, CPU, rows_of(4), [Sample(0.5)])
     report = kube.put_together(KubeReport(conditions=conditions(), plan=plan, serial=serial))
     assert report.passed
     assert report.tables[-1].title == "Targets"

@@ -19,7 +19,7 @@ import msgspec
 from greenroom.bench import kube_bare
 from greenroom.bench.kube_client import now
 from greenroom.bench.kube_traffic import ClaimRow, Tenant, burst, served_once, warm_count
-from greenroom.bench.kube_world import Shape, World, spread_limit, stock_of
+from greenroom.bench.kube_world import Shape, World, cpu_ms_each, cpu_table, spread_limit, stock_of
 from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, tail_cells
 from greenroom.bench.summaries import Sample, Summary, divide, rate, summarise
 
@@ -62,6 +62,8 @@ class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     """That one node has."""
     most_allowed: float
+    cpu_ms: dict[str, float]
+    """CPU time of each claim, by what used it; `client` makes and sees the claims."""
     stock: list[int]
     """By node, the warm members that there were before."""
     held: int
@@ -108,14 +110,15 @@ async def measure(directory: Path, quick: bool, meter: Meter, kind: Kind) -> Bur
         names = [f"b{number}-{secrets.token_hex(3)}" for number in range(plan.claims)]
         make = tenant.sandbox if plan.directly else lambda name: tenant.claim(name, "burst")
         bare = await kube_bare.trips(url, plan.claims // 2, plan.parallel)
-        begun = now()
+        cpu, begun = world.cpu_seconds(), now()
         rows = await burst(names, plan.parallel, make, meter)
         seconds = now() - begun
+        cpu = cpu_ms_each(cpu, world.cpu_seconds(), plan.claims)
         bare += await kube_bare.trips(url, plan.claims - len(bare), plan.parallel)
         rows = await tenant.told(rows)
         held = sum(len(found.sandboxes) for found in (await world.sandboxes()).values())
         await tenant.clear()
-    return put_together(plan, rows, bare, seconds, stock, held)
+    return put_together(plan, rows, bare, seconds, cpu, stock, held)
 
 
 def put_together(
@@ -123,6 +126,7 @@ def put_together(
     rows: list[ClaimRow],
     bare: list[Sample],
     seconds: float,
+    cpu_ms: dict[str, float],
     stock: list[int],
     held: int,
 ) -> BurstFigures:
@@ -142,6 +146,7 @@ def put_together(
         nodes=dict(sorted(nodes.items())),
         most=max(counts),
         most_allowed=spread_limit(counts),
+        cpu_ms=cpu_ms,
         stock=stock,
         held=held,
         rows=rows,
@@ -229,6 +234,7 @@ def tables(figures: BurstFigures) -> list[Table]:
                 ]
             ],
         ),
+        cpu_table(figures.cpu_ms),
     ]
 
 

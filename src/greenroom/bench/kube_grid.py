@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from greenroom.bench.kube_client import now
-from greenroom.bench.kube_traffic import ClaimRow, Tenant, burst, served_once, warm_count
+from greenroom.bench.kube_traffic import ClaimRow, Silent, Tenant, burst, served_once, warm_count
 from greenroom.bench.kube_world import Shape, World
 from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, tail_cells
 from greenroom.bench.rounds import turns
@@ -64,6 +64,10 @@ async def measure(directory: Path, quick: bool, meter: Meter) -> GridFigures:
     meter.say(f"pools × clients: starting {shape.text()}")
     cells: list[GridCell] = []
     async with World(directory, shape) as world, Tenant(world.client()) as tenant:
+        # Connections and caches that the first ones would pay for.
+        await tenant.declare("grid", pools[0])
+        await _one(tenant, pools[0], lanes[-1], lanes[-1], Silent())
+        await tenant.clear()
         for number, parallel in enumerate(lanes):
             for pool in turns(pools, number):
                 meter.say(f"pools × clients: pool of {pool}, {parallel} clients")

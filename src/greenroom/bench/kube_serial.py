@@ -15,7 +15,7 @@ import msgspec
 
 from greenroom.bench import kube_bare
 from greenroom.bench.kube_traffic import ClaimRow, Tenant, served_once, warm_count
-from greenroom.bench.kube_world import Shape, World
+from greenroom.bench.kube_world import Shape, World, cpu_ms_each, cpu_table
 from greenroom.bench.report import TAIL_COLUMNS, Meter, Table, Target, cell, tail_cells
 from greenroom.bench.rounds import turns
 from greenroom.bench.summaries import Sample, Summary, divide, summarise
@@ -45,6 +45,8 @@ class SerialFigures(msgspec.Struct, frozen=True, kw_only=True):
     bare_ms: Summary
     """The baseline."""
     to_bare: float | None
+    cpu_ms: dict[str, float]
+    """CPU time of each claim, by what used it, refill included; `client` makes and sees the claims and the baseline."""
     warm: int
     once: int
     """Claims with a sandbox that no other has."""
@@ -72,6 +74,7 @@ async def measure(directory: Path, quick: bool, meter: Meter) -> SerialFigures:
         rows: list[ClaimRow] = []
         trips: list[Sample] = []
         meter.say(f"claims one by one: {count}")
+        cpu = world.cpu_seconds()
         for number in range(count):
             for side in turns(("claim", "bare"), number):
                 if side == "claim":
@@ -79,14 +82,20 @@ async def measure(directory: Path, quick: bool, meter: Meter) -> SerialFigures:
                 else:
                     trips.append(await kube_bare.trip(bare))
             meter.advance()
+        cpu = cpu_ms_each(cpu, world.cpu_seconds(), count)
         bare.close()
         rows = await tenant.told(rows)
         await tenant.clear()
-    return put_together(shape, count, fill_s, rows, trips)
+    return put_together(shape, count, fill_s, cpu, rows, trips)
 
 
 def put_together(
-    shape: Shape, pool: int, fill_s: float, rows: list[ClaimRow], trips: list[Sample]
+    shape: Shape,
+    pool: int,
+    fill_s: float,
+    cpu_ms: dict[str, float],
+    rows: list[ClaimRow],
+    trips: list[Sample],
 ) -> SerialFigures:
     """The figures over all rows."""
     ready = summarise(Sample(row.ready_ms, row.error) for row in rows)
@@ -101,6 +110,7 @@ def put_together(
         ready_ms=ready,
         bare_ms=bare,
         to_bare=divide(ready.p50, bare.p50),
+        cpu_ms=cpu_ms,
         warm=warm_count(rows),
         once=served_once(rows),
         rows=rows,
@@ -164,6 +174,7 @@ def tables(figures: SerialFigures) -> list[Table]:
                 ]
             ],
         ),
+        cpu_table(figures.cpu_ms),
         Table(
             f"Filling the pool at {figures.rate:g} members/s and node, seconds",
             ["pool", "declared → status says full", "fluid time"],

@@ -23,7 +23,7 @@ import msgspec
 from greenroom.api.kube.kinds import SANDBOX
 from greenroom.bench import kube_client
 from greenroom.bench.kube_client import Kube, now
-from greenroom.bench.kube_traffic import ClaimRow, Tenant, burst
+from greenroom.bench.kube_traffic import ClaimRow, Silent, Tenant, burst
 from greenroom.bench.kube_world import OWNER, Shape, World
 from greenroom.bench.report import Meter, Table, Target, cell, reason
 from greenroom.bench.summaries import Sample, Summary, summarise
@@ -255,7 +255,7 @@ class _Run:
             if not self.rows:
                 self.rows = observer.rows()
             made = [row.name for row in self.created[-len(batch) :] if not row.error]
-            self.deleted += await burst(made, PARALLEL, self._delete, _Silent())
+            self.deleted += await burst(made, PARALLEL, self._delete, Silent())
         observer.look()
         return _written(plan, now() - begun, observer.commits - commits, observer.frames - frames)
 
@@ -274,19 +274,6 @@ class _Run:
         except (GreenroomError, OSError) as error:
             return ClaimRow(name=name, error=reason(error))
         return ClaimRow(name=name, answered_ms=(now() - begun) * 1000)
-
-
-class _Silent:
-    """A meter that counts nothing: creates are what is counted."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def begin(self, total: int) -> None:
-        """Nothing."""
-
-    def advance(self) -> None:
-        """Nothing."""
 
 
 def targets(figures: StoreFigures) -> list[Target]:

@@ -281,6 +281,19 @@ async def burst(
     return rows
 
 
+class Silent:
+    """A meter that counts nothing, for what is not of the count that was begun."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def begin(self, total: int) -> None:
+        """Nothing."""
+
+    def advance(self) -> None:
+        """Nothing."""
+
+
 def served_once(rows: Iterable[ClaimRow]) -> int:
     """How many of the rows have a sandbox that no other row has."""
     ids = [row.sandbox_id for row in rows if row.sandbox_id and not row.error]

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
+import psutil
 
 from greenroom.bench.fleet_nodes import FleetSpec, Hold
 from greenroom.bench.kube_client import Kube
 from greenroom.bench.processes import Running, started
+from greenroom.bench.report import Table, cell
 from greenroom.config import Config, NodesConfig, PoolsConfig, RoleSpec, SimulatedConfig, VmConfig
 from greenroom.errors import NodeUnavailable, RuntimeFailure
 from greenroom.master.catalogue import BASE, BASE_SIZE
@@ -239,10 +242,33 @@ class World:
             for info in await self.nodes()
         }
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time so far, by what used it; `client` is this process."""
+        groups = {"master": [self.master], "api": self.apis, "nodes": self.fleet}
+        found = {name: sum(_cpu(each.pid) for each in running) for name, running in groups.items()}
+        return {**found, "client": _cpu(os.getpid())}
+
     def client(self, api: int = 0, owner: str = "") -> Kube:
         """A client of one of the apis; to be entered."""
         name = owner or self.shape.owners[0]
         return Kube(self.apis[api].url, self.keys[name], name)
+
+
+def _cpu(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def cpu_ms_each(before: Mapping[str, float], after: Mapping[str, float], count: int) -> dict[str, float]:
+    """Milliseconds of CPU time that each of `count` took, by what used it."""
+    return {name: (after[name] - before[name]) * 1000 / count for name in before}
+
+
+def cpu_table(cpu_ms: Mapping[str, float]) -> Table:
+    """What `cpu_ms_each` found, for people."""
+    together = cell(sum(cpu_ms.values()))
+    row = ["ms", *(cell(each) for each in cpu_ms.values()), together]
+    return Table("CPU time of each", ["", *cpu_ms, "together"], [row])
 
 
 def stock_of(statuses: Sequence[NodeStatus]) -> list[int]:
