@@ -355,7 +355,9 @@ async def test_what_is_declared_is_replaced_and_one_that_stayed_is_read_where_it
         with pytest.raises(UnknownSandbox):
             await client.call("GET", url, Sandbox)
         assert (await client.call("GET", f"{url}?ended=1", Sandbox)).end_reason == "for a test"
-        await client.call("DELETE", url, type(None))
+        with pytest.raises(UnknownSandbox):
+            await client.call("DELETE", url, type(None))
+        await client.call("DELETE", f"{url}?ended=1", type(None))
         with pytest.raises(UnknownSandbox):
             await client.call("GET", f"{url}?ended=1", Sandbox)
 

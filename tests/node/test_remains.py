@@ -92,12 +92,14 @@ async def test_of_one_that_ended_by_itself_its_record_stays_until_it_is_deleted(
         assert made.token is not None
         assert made.token.encode() not in rows.execute("SELECT record FROM claims").fetchone()[0]
     rows.close()
-    await keeper.release(made.sandbox_id)
+    with pytest.raises(UnknownSandbox):
+        await keeper.release(made.sandbox_id)  # for who knows of no ended ones it is none
+    await keeper.release(made.sandbox_id, ended=True)
     assert keeper.changes.sandboxes == {}
     with pytest.raises(UnknownSandbox):
         keeper.get(made.sandbox_id, ended=True)
     with pytest.raises(UnknownSandbox):
-        await keeper.release(made.sandbox_id)
+        await keeper.release(made.sandbox_id, ended=True)
     with pytest.raises(SandboxEnded):
         await keeper.by_key("k1")
     assert (await keeper.claim(ask("k2", owner="me", name="box"))).name == "box"
@@ -113,6 +115,22 @@ async def test_nothing_stays_of_one_that_was_deleted_or_never_told_of(keeper: Ke
     await time_is_up(keeper, plain)
     await until(lambda: len(keeper) == 0)
     assert (len(keeper.remains), keeper.changes.sandboxes) == (0, {})
+
+
+async def test_what_a_finalizer_holds_stays_whatever_ended_it_until_that_is_gone(
+    keeper: Keeper, runtime: SimulatedRuntime, ask: Ask
+) -> None:
+    held = staying(retain=False, retain_for=0.0, held=True)
+    made = await claimed(keeper, ask("k1", declared=held))
+    await keeper.release(made.sandbox_id)
+    await until(lambda: not runtime.vms)
+    assert keeper.changes.sandboxes[made.sandbox_id].state == "ended"
+    untold = await keeper.claim(ask("k2", declared=held))
+    await keeper.release(untold.sandbox_id)
+    assert len(keeper.remains) == 1, "of what nobody was told of nothing stays"
+    freed = staying(retain=False, retain_for=0.0)
+    await keeper.declare(made.sandbox_id, DeclaredChange(1, freed))
+    await until(lambda: keeper.changes.sandboxes == {})
 
 
 async def test_it_is_at_no_time_told_that_it_is_gone(keeper: Keeper, ask: Ask) -> None:

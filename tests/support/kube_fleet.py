@@ -224,7 +224,7 @@ class FakeFleet:
         self.node_of(sandbox_id).put(now)
         return Sandbox(**{name: getattr(now, name) for name in Listed.__struct_fields__})
 
-    async def delete(self, sandbox_id: str) -> None:
+    async def delete(self, sandbox_id: str, *, ended: bool = False) -> None:
         self.calls.append(("delete", sandbox_id))
         await asyncio.sleep(0)
         self._there(sandbox_id)

@@ -198,10 +198,11 @@ class Fleet:
         url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}"
         return await self._client.call("GET", url, Sandbox, deadline=self._deadline)
 
-    async def delete(self, sandbox_id: str) -> None:
-        """End a sandbox. A lost answer is resolved by looking whether it is gone."""
+    async def delete(self, sandbox_id: str, *, ended: bool = False) -> None:
+        """End a sandbox; with `ended` also drop what stays of one that has ended. A lost answer is resolved by looking
+        whether it is gone."""
         node = await self._node_of(sandbox_id)
-        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}"
+        url = f"{node.status.api_url}/v1/sandboxes/{sandbox_id}{'?ended=1' if ended else ''}"
         try:
             await self._client.call("DELETE", url, type(None), deadline=self._deadline)
         except OutcomeUnknown:

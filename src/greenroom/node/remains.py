@@ -1,6 +1,6 @@
-"""What stays of sandboxes that ended by themselves: a record in the journal and in the stream, until it is dropped.
+"""What stays of sandboxes that ended: a record in the journal and in the stream, until it is dropped.
 
-Only where what is declared of a sandbox says so (`Declared.retain`). No VM is left of it, nothing on disk and no token;
+Only where what is declared of a sandbox says so (`Declared.retain`, of one that ended by itself; `Declared.held`). No VM is left of it, nothing on disk and no token;
 it counts as no sandbox. It keeps its name. Its claim's key is answered as any ended one's.
 """
 
@@ -22,9 +22,10 @@ MOST = 10_000
 """Records that stay on one node; the oldest goes for one more. A stream has a bound, and so has a disk."""
 
 
-def stays(sandbox: Sandbox) -> bool:
-    """Whether something of this sandbox is to stay after it has ended by itself."""
-    return sandbox.declared is not None and sandbox.declared.retain
+def stays(sandbox: Sandbox, *, by_itself: bool) -> bool:
+    """Whether something of this sandbox is to stay after it has ended, by itself or because somebody wished it."""
+    declared = sandbox.declared
+    return declared is not None and (declared.held or (declared.retain and by_itself))
 
 
 def moved(declared: Declared | None, step: float) -> Declared | None:
@@ -62,9 +63,10 @@ class Remains:
     def until(self, sandbox_id: str) -> float | None:
         """When the record is to be dropped (Unix seconds); None for one that stays until somebody drops it."""
         record = self.get(sandbox_id)
-        if record is None or record.declared is None or record.declared.retain_for is None:
+        declared = None if record is None else record.declared
+        if record is None or declared is None or declared.retain_for is None or declared.held:
             return None
-        return (record.ended_at or 0.0) + record.declared.retain_for
+        return (record.ended_at or 0.0) + declared.retain_for
 
     def adopt(self) -> None:
         """Go on with the records of an earlier run."""

@@ -121,7 +121,7 @@ class Residents(abc.ABC):
     def _lose(self, entry: Entry) -> None:
         """A sandbox of an earlier run has no VM any more."""
         sandbox, now = entry.sandbox, self._clock.now()
-        if sandbox is not None and sandbox.confirm_by is None and stays(sandbox):
+        if sandbox is not None and sandbox.confirm_by is None and stays(sandbox, by_itself=True):
             self.remains.keep(entry.key, sandbox, LOST, now)
         else:
             self._journal.end(entry.key, LOST, now)
@@ -296,9 +296,10 @@ class Residents(abc.ABC):
         """Move the sandbox's end. Raises UnknownSandbox, also for a paused one, which has no end to move."""
         return await self._change(sandbox_id, lifecycle.Renew(request.ttl, request.extend_only))
 
-    async def release(self, sandbox_id: str, reason: str = "it was killed") -> None:
-        """End a sandbox and give everything of it back, or drop what stays of an ended one. Raises UnknownSandbox."""
-        if not self.remains.drop(sandbox_id, self._now()):
+    async def release(self, sandbox_id: str, reason: str = "it was killed", *, ended: bool = False) -> None:
+        """End a sandbox and give everything of it back; with `ended` also drop what stays of one that has ended.
+        Raises UnknownSandbox."""
+        if not (ended and self.remains.drop(sandbox_id, self._now())):
             await self._release(sandbox_id, lifecycle.Release(reason))
 
     async def evict(self, sandbox_id: str, reason: str) -> None:
@@ -353,7 +354,7 @@ class Residents(abc.ABC):
                     live.history.note(now, "its end was moved", seconds=f"{after.ends_at - now:.0f}")
                 self._set_deadline(live)
             case lifecycle.End(reason, by_itself):
-                if stayed := by_itself and stays(live.sandbox):
+                if stayed := live.shown and stays(live.sandbox, by_itself=by_itself):
                     # Before its life: at no time is it told that it is gone.
                     self.remains.keep(live.key, live.sandbox, reason, now)
                 live.life = after

@@ -85,7 +85,8 @@ def routes(
 
     async def release(request: Request) -> Response:
         with metrics.Outcome(RELEASES):
-            await keeper.release(request.path_params["sandbox_id"])
+            ended = request.query_params.get("ended") == "1"
+            await keeper.release(request.path_params["sandbox_id"], ended=ended)
         return Response(status_code=204)
 
     async def timeout(request: Request) -> Response:

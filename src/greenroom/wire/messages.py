@@ -101,6 +101,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When it ends by itself (not by being deleted) it stays listed, `ended`, until it is deleted."""
     retain_for: float | None = None
     """Seconds for which it stays then; None for as long as nobody deletes it."""
+    held: bool = False
+    """Somebody's finalizer keeps the object: it stays listed, whatever ended the sandbox, until that is gone."""
     shutdown_at: float | None = None
     """When it ends, running or paused (Unix seconds). None: a running one at its time-out, a paused one never."""
 

@@ -222,6 +222,23 @@ async def test_finalizers_hold_the_vm(world: World, writer: Writer) -> None:
     assert await world.sandboxes.get(KEY) is None
 
 
+async def test_one_that_was_to_be_deleted_at_its_end_goes_when_its_finalizer_does(
+    world: World, writer: Writer
+) -> None:
+    made = await make(writer, metadata={"finalizers": ["example.com/wait"]}, shutdownPolicy="Delete")
+    declared = world.fleet.calls[0][1].declared
+    assert (declared.retain, declared.held) == (False, True)
+    ended = {"state": "ended", "ended_at": time.time(), "end_reason": "it was killed"}
+    world.fleet.change(made["status"]["sandboxID"], **ended)
+    obj = await world.sandboxes.get(KEY)
+    assert obj is not None
+    assert obj["metadata"]["deletionTimestamp"] == instant_text(ended["ended_at"])
+    await writer.patch(
+        KEY, "application/merge-patch+json", ({"metadata": {"finalizers": None}}, []), Writing()
+    )
+    assert await world.sandboxes.get(KEY) is None
+
+
 async def test_deleting_ends_the_vm_and_is_told(world: World, writer: Writer) -> None:
     made = await make(writer)
     watcher = world.sandboxes.cache.watch(int(made["metadata"]["resourceVersion"]), None, lambda: None)

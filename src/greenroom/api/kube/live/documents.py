@@ -157,6 +157,11 @@ def _metadata(facts: Facts, kind: Kind, part: Part) -> Object:
                 metadata[field] = value
             elif value == 0:
                 metadata[field] = 0
+    declared = listed.declared
+    if listed.ended_at is not None and declared is not None and not declared.retain:
+        # It would be gone, if no finalizer held it.
+        metadata.setdefault("deletionTimestamp", instant_text(listed.ended_at))
+        metadata.setdefault("deletionGracePeriodSeconds", 0)
     return metadata
 
 
@@ -302,6 +307,10 @@ def declared_of(
         revision=revision,
         retain=retain,
         retain_for=retain_for,
+        held=any(
+            part is not None and (part.get("metadata") or {}).get("finalizers")
+            for part in (document.sandbox, document.claim)
+        ),
         shutdown_at=shutdown_at,
     )
 

@@ -93,7 +93,7 @@ class Platform(Protocol):
 
     async def confirm(self, sandbox: Sandbox) -> Sandbox: ...
 
-    async def delete(self, sandbox_id: str) -> None: ...
+    async def delete(self, sandbox_id: str, *, ended: bool = False) -> None: ...
 
     async def declare(self, sandbox_id: str, change: DeclaredChange) -> Listed: ...
 
@@ -275,7 +275,7 @@ class Operating:
 
     async def end(self, listed: Listed) -> None:
         """End a sandbox; its objects go with it."""
-        await self.platform.delete(listed.sandbox_id)
+        await self.platform.delete(listed.sandbox_id, ended=True)
         await self.seen(listed.sandbox_id)
 
     async def fork(self, listed: Listed, names: list[str], declared: list[Declared]) -> list[Listed]:
