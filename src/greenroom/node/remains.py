@@ -1,7 +1,8 @@
 """What stays of sandboxes that ended: a record in the journal and in the stream, until it is dropped.
 
-Only where what is declared of a sandbox says so (`Declared.retain`, of one that ended by itself; `Declared.held`). No VM is left of it, nothing on disk and no token;
-it counts as no sandbox. It keeps its name. Its claim's key is answered as any ended one's.
+Only where what is declared of a sandbox says so: `Declared.retain` of one that ended by itself, `Declared.held` of any.
+No VM is left of it, nothing on disk and no token; it counts as no sandbox. It keeps its name. Its claim's key is
+answered as any ended one's.
 """
 
 from __future__ import annotations
