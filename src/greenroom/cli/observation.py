@@ -99,6 +99,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     entry_url: str = ""
     domain: str = ""
     tls_port: int | None = None
+    kube_port: int | None = None
     pid: int | None = None
     version: str = ""
     started_at: float | None = None
@@ -146,6 +147,7 @@ async def observe(state: StateDir) -> Observation:
         entry_url=supervisor.entry_url,
         domain=supervisor.domain,
         tls_port=supervisor.tls_port,
+        kube_port=supervisor.kube_port,
         pid=supervisor.process.pid,
         version=supervisor.version,
         started_at=supervisor.started_at,

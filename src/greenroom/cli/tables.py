@@ -17,6 +17,8 @@ def show(found: Observation) -> None:
     else:
         print(f"Greenroom {found.version} is {found.phase if found.phase != 'running' else found.state}")
         secured = "" if found.tls_port is None else f", with TLS on port {found.tls_port}"
+        if found.kube_port is not None:
+            secured += f", for Kubernetes' clients on port {found.kube_port}"
         print(f"  entry {found.entry_url}{secured}, domain {found.domain}")
         print(f"  supervisor {found.pid}, up for {ago(found.started_at)}")
     place = Path(found.state_dir)

@@ -152,6 +152,7 @@ class PoolStorage(StoredStorage):
             reason=where.reason,
             problem=where.problem,
             unplaced=None if told is None else told.unplaced,
+            why="" if told is None else told.problem,
         )
         return poolstatus.status_of(document, part, before, self._now())
 

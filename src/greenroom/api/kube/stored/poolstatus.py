@@ -96,6 +96,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     unplaced: int | None = None
     """Members for which no node has room; None where that is not known."""
+    why: str = ""
+    """What the leader says of that."""
 
 
 def status_of(document: Object, part: Part, before: Object | None, now: datetime) -> Object:
@@ -121,6 +123,8 @@ def status_of(document: Object, part: Part, before: Object | None, now: datetime
     if part.unplaced is not None:
         some = part.unplaced > 0
         text = f"no node has room for {part.unplaced} of them" if some else "all of them have a node"
+        if some and part.why:
+            text = f"{text}: {part.why}"
         states.append(("Unplaced", some, "NoRoom" if some else "Placed", text))
     return {
         "replicas": ready + part.count.starting,
