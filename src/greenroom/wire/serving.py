@@ -263,6 +263,7 @@ def _server(app: ASGIApp, drain: float, tls: ssl.SSLContext | None = None) -> _S
         app,
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         lifespan="on",
         loop="uvloop",
         http=GuardedProtocol,
