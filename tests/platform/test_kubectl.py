@@ -175,7 +175,7 @@ def test_describe_shows_what_it_is_and_what_happened_to_it(kubectl: Kubectl) -> 
     )
     events = table(kubectl.run("get", "events", "--field-selector", "involvedObject.name=told"))
     assert [(event["TYPE"], event["REASON"], event["OBJECT"]) for event in events] == [
-        ("Normal", "Created", "told")
+        ("Normal", "Created", "sandbox/told")
     ]
 
 
