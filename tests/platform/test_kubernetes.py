@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import stat
-import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +17,16 @@ import pytest
 import yaml
 from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
+from tests.support.informer import Informer
+from tests.support.kubectl import KUBECTL, Kubectl
 from tests.support.platform import Platform
 from tests.support.waiting import until_true as until
 
-KUBECTL = shutil.which("kubectl")
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl on this machine")
 GROUP, VERSION = "extensions.agents.x-k8s.io", "v1beta1"
+SANDBOXES = ("agents.x-k8s.io", VERSION, "default", "sandboxes")
 TEMPLATES = (GROUP, VERSION, "default", "sandboxtemplates")
 POOLS = (GROUP, VERSION, "default", "sandboxwarmpools")
 
@@ -44,6 +44,15 @@ def pool(name: str, replicas: int = 2) -> dict[str, Any]:
         "kind": "SandboxWarmPool",
         "metadata": {"name": name},
         "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": "py"}},
+    }
+
+
+def sandbox(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": f"agents.x-k8s.io/{VERSION}",
+        "kind": "Sandbox",
+        "metadata": {"name": name},
+        "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "base"}]}}},
     }
 
 
@@ -65,34 +74,19 @@ def kubeconfig(cluster: Platform) -> Path:
 
 
 @pytest.fixture
+def kubectl(kubeconfig: Path) -> Kubectl:
+    """kubectl with that file."""
+    return Kubectl(kubeconfig)
+
+
+@pytest.fixture
 def api(kubeconfig: Path) -> Iterator[client.CustomObjectsApi]:
     """The Kubernetes client for Python, set up by the file alone; what a test made is removed."""
     with config.new_client_from_config(str(kubeconfig)) as made:
         found = client.CustomObjectsApi(made)
         yield found
-        for place in (POOLS, TEMPLATES):
+        for place in (SANDBOXES, POOLS, TEMPLATES):
             found.delete_collection_namespaced_custom_object(*place)
-
-
-def kubectl(kubeconfig: Path, *arguments: str, given: object = None, status: int = 0) -> str:
-    """Run kubectl to its end; what it wrote, to either stream."""
-    assert KUBECTL is not None
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(kubeconfig.parent),
-        "KUBECONFIG": str(kubeconfig),
-    }
-    done = subprocess.run(
-        [KUBECTL, *arguments],
-        input=json.dumps(given) if given is not None else "",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def test_the_kubeconfig_is_private_and_holds_all_that_a_client_needs(
@@ -195,78 +189,112 @@ def test_a_watch_outlasts_an_api_that_dies_by_listing_anew(
     assert gone.value.status == 410
 
 
+def test_an_informer_misses_nothing_while_apis_die(cluster: Platform, api: client.CustomObjectsApi) -> None:
+    """It lists anew, and then has what has come, changed and gone meanwhile, and no more."""
+    api.create_namespaced_custom_object(*TEMPLATES, TEMPLATE)
+
+    def make(name: str) -> None:
+        persist(api.create_namespaced_custom_object, *SANDBOXES, sandbox(name))
+
+    with Informer(api, *SANDBOXES) as informer:
+        for name in ("stays", "changes", "goes"):
+            make(name)
+        informer.until(lambda objects: set(objects) == {"stays", "changes", "goes"})
+        for number in ("0", "1"):
+            api_process = cluster.pid("api-0")
+            assert api_process is not None
+            cluster.kill(api_process)
+            make(f"after-{number}")
+            label = {"metadata": {"labels": {"round": number}}}
+            persist(api.patch_namespaced_custom_object, *SANDBOXES, "changes", label)
+            persist(api.delete_namespaced_custom_object, *SANDBOXES, "goes")
+            informer.until(partial(has_come_to, number))
+        informer.until(lambda objects: set(objects) == {"stays", "changes", "after-0", "after-1"})
+        assert informer.lists >= 3
+        truth = {
+            each["metadata"]["name"]: each for each in api.list_namespaced_custom_object(*SANDBOXES)["items"]
+        }
+        assert informer.objects == truth
+        assert informer.told["goes"][0] == "ADDED"
+        assert informer.told["goes"][-1] == "DELETED"
+        assert all(told[0] == "ADDED" for told in informer.told.values())
+
+
+def persist(deed: Callable[..., object], *arguments: object) -> None:
+    """Do something as a controller does: again, until an api has done it, now or before."""
+
+    def done() -> bool:
+        try:
+            deed(*arguments)
+        except ApiException as error:
+            return error.status in (404, 409)
+        except HTTPError:
+            return False
+        return True
+
+    until(done)
+
+
+def has_come_to(number: str, objects: Mapping[str, dict[str, Any]]) -> bool:
+    """Whether an informer knows of all that was done in this round."""
+    changed = objects["changes"]["metadata"]["labels"].get("round")
+    return f"after-{number}" in objects and changed == number and "goes" not in objects
+
+
 @needs_kubectl
-def test_kubectl_applies_shows_changes_and_removes(kubeconfig: Path, api: client.CustomObjectsApi) -> None:
-    difference = kubectl(kubeconfig, "diff", "-f", "-", given=TEMPLATE, status=1)
+def test_kubectl_applies_shows_changes_and_removes(kubectl: Kubectl, api: client.CustomObjectsApi) -> None:
+    difference = kubectl.run("diff", "-f", "-", given=TEMPLATE, status=1)
     assert "+kind: SandboxTemplate" in difference
-    assert "sandboxtemplate.extensions.agents.x-k8s.io/py created" in kubectl(
-        kubeconfig, "apply", "-f", "-", given=TEMPLATE
+    assert "sandboxtemplate.extensions.agents.x-k8s.io/py created" in kubectl.run(
+        "apply", "-f", "-", given=TEMPLATE
     )
-    assert "configured" in kubectl(
-        kubeconfig, "apply", "-f", "-", given={**TEMPLATE, "metadata": {"name": "py", "labels": {"a": "b"}}}
+    assert "configured" in kubectl.run(
+        "apply", "-f", "-", given={**TEMPLATE, "metadata": {"name": "py", "labels": {"a": "b"}}}
     )
-    kubectl(kubeconfig, "apply", "--server-side", "-f", "-", given=pool("swp1", 1))
-    kubectl(kubeconfig, "wait", "swp/swp1", "--for=jsonpath={.status.observedGeneration}=1", "--timeout=20s")
-    listing = kubectl(kubeconfig, "get", "swp").splitlines()
+    kubectl.run("apply", "--server-side", "-f", "-", given=pool("swp1", 1))
+    kubectl.run("wait", "swp/swp1", "--for=jsonpath={.status.observedGeneration}=1", "--timeout=20s")
+    listing = kubectl.run("get", "swp").splitlines()
     assert listing[0].split() == ["NAME", "READY", "DESIRED", "AGE"]
     assert listing[1].split()[0] == "swp1"
-    assert "scaled" in kubectl(kubeconfig, "scale", "swp", "swp1", "--replicas=3")
-    assert kubectl(kubeconfig, "get", "swp", "swp1", "-o", "jsonpath={.spec.replicas}") == "3"
-    assert "sandboxTemplateRef" in kubectl(kubeconfig, "explain", "swp.spec")
-    assert "Sandbox Template Ref" in kubectl(kubeconfig, "describe", "swp", "swp1")
-    refused = kubectl(
-        kubeconfig, "apply", "-f", "-", status=1,
+    assert "scaled" in kubectl.run("scale", "swp", "swp1", "--replicas=3")
+    assert kubectl.run("get", "swp", "swp1", "-o", "jsonpath={.spec.replicas}") == "3"
+    assert "sandboxTemplateRef" in kubectl.run("explain", "swp.spec")
+    assert "Sandbox Template Ref" in kubectl.run("describe", "swp", "swp1")
+    refused = kubectl.run(
+        "apply", "-f", "-", status=1,
         given={**TEMPLATE, "metadata": {"name": "bad"}, "spec": {
             "podTemplate": {"spec": {"containers": [{"name": "main", "image": "nope"}]}}}},
     )  # fmt: skip
     assert "spec.podTemplate.spec.containers[0].image" in refused
-    assert "deleted" in kubectl(kubeconfig, "delete", "swp", "swp1")
+    assert "deleted" in kubectl.run("delete", "swp", "swp1")
 
 
 @needs_kubectl
-def test_kubectl_says_who_one_is_and_what_one_may(kubeconfig: Path) -> None:
-    assert "key:default" in kubectl(kubeconfig, "auth", "whoami")
-    assert kubectl(kubeconfig, "auth", "can-i", "create", "sandboxtemplates").strip() == "yes"
-    assert "*.*" in kubectl(kubeconfig, "auth", "can-i", "--list")
+def test_kubectl_says_who_one_is_and_what_one_may(kubectl: Kubectl) -> None:
+    assert "key:default" in kubectl.run("auth", "whoami")
+    assert kubectl.run("auth", "can-i", "create", "sandboxtemplates").strip() == "yes"
+    assert "*.*" in kubectl.run("auth", "can-i", "--list")
 
 
 @needs_kubectl
-def test_kubectl_shows_quotas(kubeconfig: Path) -> None:
+def test_kubectl_shows_quotas(kubectl: Kubectl) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": "bound"},
         "spec": {"hard": {"count/sandboxes.agents.x-k8s.io": "10", "requests.memory": "8Gi"}},
     }
-    kubectl(kubeconfig, "apply", "-f", "-", given=quota)
-    shown = kubectl(kubeconfig, "get", "quota", "bound")
+    kubectl.run("apply", "-f", "-", given=quota)
+    shown = kubectl.run("get", "quota", "bound")
     assert "count/sandboxes.agents.x-k8s.io: 0/10, requests.memory: 0/8Gi" in shown
-    kubectl(kubeconfig, "delete", "quota", "bound")
+    kubectl.run("delete", "quota", "bound")
 
 
 @needs_kubectl
-def test_kubectl_watches_through_the_entry(kubeconfig: Path, api: client.CustomObjectsApi) -> None:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(kubeconfig.parent),
-        "KUBECONFIG": str(kubeconfig),
-    }
-    assert KUBECTL is not None
-    running = subprocess.Popen(
-        [KUBECTL, "get", "sbt", "-w", "-o", "name"], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(iter(running.stdout.readline, "")))  # type: ignore[union-attr]
-    try:
+def test_kubectl_watches_through_the_entry(kubectl: Kubectl, api: client.CustomObjectsApi) -> None:
+    with kubectl.following("get", "sbt", "-w", "-o", "name") as watching:
         api.create_namespaced_custom_object(*TEMPLATES, TEMPLATE)
-        reader.start()
-        until(lambda: any("sandboxtemplate.extensions.agents.x-k8s.io/py" in line for line in lines))
-    finally:
-        running.terminate()
-        running.wait(30)
-        reader.join(30)
-        assert running.stdout is not None
-        running.stdout.close()
+        watching.until("sandboxtemplate.extensions.agents.x-k8s.io/py")
 
 
 def test_the_control_certificate_is_for_this_machine_and_nothing_else(cluster: Platform) -> None:

@@ -27,6 +27,7 @@ from greenroom.errors import (
     NameTaken,
     StaleObject,
     UnknownSandbox,
+    UnknownSnapshot,
     UnknownTemplate,
 )
 from greenroom.fleet.view import View
@@ -147,6 +148,7 @@ class FakeFleet:
         self.calls: list[tuple[str, Any]] = []
         self.fails: GreenroomError | None = None
         self.known = [BASE]
+        self.kept: list[SnapshotInfo] = []
         self._numbers = itertools.count(1)
 
     def node_of(self, sandbox_id: str) -> FakeNode:
@@ -270,9 +272,15 @@ class FakeFleet:
             forks.append(Fork(sandbox=self._new(self.node_of(sandbox_id), next(self._numbers), wish)))
         return ForkList(forks)
 
+    async def snapshot(self, owner: str, ref: str) -> SnapshotInfo:
+        for each in self.kept:
+            if each.owner == owner and ref in (each.snapshot_id, each.name):
+                return each
+        raise UnknownSnapshot(f"there is no snapshot {ref!r}")
+
     async def take_snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotInfo:
         parent = self._there(sandbox_id)
-        return SnapshotInfo(
+        taken = SnapshotInfo(
             snapshot_id="sn00a000000000000001",
             name=request.name,
             owner=parent.owner,
@@ -282,6 +290,8 @@ class FakeFleet:
             created_at=1_700_000_100.0,
             memory=True,
         )
+        self.kept.append(taken)
+        return taken
 
 
 class FakePools:

@@ -191,12 +191,21 @@ async def test_strategic_patches_are_what_kubectl_sends_by_itself(
 
 async def test_nodes_and_namespaces_are_looked_at_only(kubectl: Kubectl, server: KubeServer) -> None:
     server.storages["nodeinventories"].put(
-        {"metadata": {"name": "n1"}, "node": "n1", "address": "10.0.0.1:7777"}
+        {
+            "metadata": {"name": "n1"},
+            "node": "n1",
+            "address": "10.0.0.1:7777",
+            "reachable": True,
+            "pools": [{"warm": 2}, {"warm": 3}],
+            "entries": [{"name": "default/box"}],
+        }
     )
     server.storages["namespaces"].put({"metadata": {"name": "default"}, "status": {"phase": "Active"}})
-    assert (await kubectl.run("get", "nodeinventories", "-o", "wide", "--no-headers")).split()[:3] == [
+    assert (await kubectl.run("get", "nodeinventories", "-o", "wide", "--no-headers")).split()[:5] == [
         "n1",
-        "n1",
+        "true",
+        "1",
+        "5",
         "10.0.0.1:7777",
     ]
     assert (await kubectl.run("get", "ns", "--no-headers")).split()[:2] == ["default", "Active"]

@@ -40,6 +40,12 @@ def every_error() -> list[type[errors.GreenroomError]]:
         (status.unauthorized(), 401, "Unauthorized", "Unauthorized"),
         (status.forbidden(SANDBOX, "not yours"), 403, "Forbidden", '"box" is forbidden: not yours'),
         (status.method_not_allowed(SANDBOX, "patch"), 405, "MethodNotAllowed", "patch is not supported"),
+        (
+            status.method_not_allowed(Subject("", "namespaces"), "POST"),
+            405,
+            "MethodNotAllowed",
+            "a namespace is there as soon as something is in it",
+        ),
         (status.not_acceptable(["a/b"]), 406, "NotAcceptable", "only the following media types"),
         (status.unsupported_media_type(["a/b"]), 415, "UnsupportedMediaType", "unknown format"),
         (status.expired("old"), 410, "Expired", "old"),

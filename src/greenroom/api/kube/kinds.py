@@ -198,6 +198,16 @@ CLAIM = Kind(
     selectable=("spec.warmPoolRef.name",),
 )
 
+
+def _count(found: Any) -> int:
+    return len(found or ())
+
+
+def _warm(pools: Any) -> int:
+    """Sandboxes that wait on a node, over all its pools."""
+    return sum(pool.get("warm") or 0 for pool in pools or ())
+
+
 INVENTORY = Kind(
     group=OWN,
     version="v1beta1",
@@ -210,7 +220,9 @@ INVENTORY = Kind(
     verbs=READS,
     schema=inventories.INVENTORY,
     columns=(
-        Column("Node", "string", ".node", "The node's name."),
+        Column("Reachable", "boolean", ".reachable", "Whether the node can be read at present."),
+        Column("Sandboxes", "integer", ".entries", "How many sandboxes somebody owns.", cell=_count),
+        Column("Warm", "integer", ".pools", "How many wait to be claimed.", cell=_warm),
         Column("Address", "string", ".address", "Where the node is reached.", 1),
         _AGE,
     ),
@@ -231,6 +243,12 @@ NAMESPACE = Kind(
     columns=(Column("Status", "string", ".status.phase", "Whether it is active."), _AGE),
 )
 
+
+def _kind_and_name(reference: Any) -> str:
+    """`sandbox/box`, as Kubernetes' own events show it."""
+    return f"{str(field(reference, ('kind',))).lower()}/{field(reference, ('name',))}"
+
+
 EVENT = Kind(
     group="",
     version="v1",
@@ -244,7 +262,7 @@ EVENT = Kind(
         Column("Last Seen", "date", ".lastTimestamp", "When it happened last."),
         Column("Type", "string", ".type", "Normal or Warning."),
         Column("Reason", "string", ".reason", "What happened."),
-        Column("Object", "string", ".involvedObject.name", "What it happened to."),
+        Column("Object", "string", ".involvedObject", "What it happened to.", cell=_kind_and_name),
         Column("Message", "string", ".message", "What happened, for people."),
     ),
     selectable=(

@@ -190,6 +190,8 @@ def forbidden(subject: Subject, why: str) -> StatusError:
 def method_not_allowed(subject: Subject, verb: str, allow: str = "") -> StatusError:
     """405: the resource has no such verb; `allow` are the methods that it has."""
     message = f'{verb} is not supported on resources of kind "{subject}"'
+    if subject.group == "" and subject.resource == "namespaces":
+        message += "; a namespace is there as soon as something is in it or a key belongs to it, and goes with the last"
     return StatusError(405, "MethodNotAllowed", message, subject=subject, allow=allow)
 
 

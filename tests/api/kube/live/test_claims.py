@@ -50,7 +50,7 @@ async def sandbox(world: World) -> Object:
 async def test_a_claim_and_its_sandbox_know_each_other(world: World) -> None:
     extra = {"labels": {"app": "x"}, "annotations": {"note": "y"}}
     claim = await make(world, additionalPodMetadata=extra, metadata={"labels": {"own": "z"}})
-    assert claim["status"]["sandbox"] == {"name": "job", "podIPs": []}
+    assert claim["status"]["sandbox"] == {"name": "job"}
     assert claim["metadata"]["labels"] == {"own": "z"}
     made = await sandbox(world)
     (owner,) = made["metadata"]["ownerReferences"]

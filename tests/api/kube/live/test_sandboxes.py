@@ -328,3 +328,22 @@ async def test_a_snapshot_is_named(writer: Writer) -> None:
     assert taken["name"] == "before"
     with pytest.raises(StatusError, match="a template has this name"):
         await act(writer, "snapshot", name="base")
+
+
+async def test_others_are_made_from_a_snapshot_by_its_id_or_name_in_the_size_that_it_has(
+    world: World, writer: Writer
+) -> None:
+    await make(writer)
+    taken = await act(writer, "snapshot", name="before")
+    for number, image in enumerate((taken["snapshotID"], "before")):
+        await make(writer, name=f"twin{number}", container={"image": image})
+        request = world.fleet.calls[-1][1]
+        assert (request.snapshot, request.template) == (taken["snapshotID"], taken["snapshotID"])
+    await make(
+        writer, name="fits", container={"image": "before", "resources": {"limits": {"memory": "64Mi"}}}
+    )
+    assert world.fleet.calls[-1][1].size.name == "small"
+    with pytest.raises(StatusError, match=r"the snapshot has 1 CPU and 512Mi memory, and cannot be made"):
+        await make(writer, container={"image": "before", "resources": {"limits": {"memory": "2Gi"}}})
+    with pytest.raises(StatusError, match="this namespace has no snapshot of that id or name"):
+        await make(writer, container={"image": "after"})

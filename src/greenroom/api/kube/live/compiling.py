@@ -21,7 +21,7 @@ from greenroom.api.kube.status import Cause
 from greenroom.api.kube.validation import duplicate, not_allowed, required, shown, wrong
 from greenroom.errors import BadRequest
 from greenroom.wire.ids import is_sandbox_id
-from greenroom.wire.messages import Size, Template
+from greenroom.wire.messages import Size, SnapshotInfo, Template
 from greenroom.wire.podsizes import image_of, resources_of, size_for
 
 CONTAINER: Final = "spec.podTemplate.spec.containers[0]"
@@ -41,6 +41,8 @@ class Made(msgspec.Struct, frozen=True):
     template: str
     size: Size
     env: dict[str, str]
+    snapshot: str = ""
+    """Id of the snapshot to start from, which `template` names too then."""
 
 
 def pod_violations(spec: Mapping[str, Any]) -> Iterator[Cause]:
@@ -115,20 +117,31 @@ def environment(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {str(entry["name"]): str(entry.get("value") or "") for entry in entries}
 
 
-def made_of(spec: Mapping[str, Any], template: Template) -> Made | Cause:
-    """What a spec comes to with the platform's template that it names, or why no size is enough."""
+def made_of(spec: Mapping[str, Any], source: Template | SnapshotInfo) -> Made | Cause:
+    """What a spec comes to with what its image names, or why no size is enough. A snapshot's size is what it is."""
+    path = f"{CONTAINER}.resources"
     try:
-        size = size_for(resources_of(spec.get("podTemplate") or {}), template.size)
+        size = size_for(resources_of(spec.get("podTemplate") or {}), source.size)
     except BadRequest as error:
-        return wrong_text(f"{CONTAINER}.resources", error.message.removeprefix("resources: "))
-    return Made(template.name, size, environment(_container(spec).get("env") or ()))
+        return wrong_text(path, error.message.removeprefix("resources: "))
+    env = environment(_container(spec).get("env") or ())
+    if isinstance(source, Template):
+        return Made(source.name, size, env)
+    has = source.size
+    if size.cpus > has.cpus or size.memory_mib > has.memory_mib:
+        return wrong_text(
+            path, f"the snapshot has {has.cpus} CPU and {has.memory_mib}Mi memory, and cannot be made larger"
+        )
+    return Made(source.snapshot_id, has, env, source.snapshot_id)
 
 
-def unknown_image(name: str, templates: Sequence[Template]) -> Cause:
-    """The image is no template; tells which there are."""
+def unknown_image(name: str, templates: Sequence[Template], *, or_snapshot: bool = False) -> Cause:
+    """The image is no template, nor, where it may be one, a snapshot; tells which templates there are."""
     names = sorted(template.name for template in templates)
     there = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
     known = f"templates are: {there}" if names else "there is no template yet"
+    if or_snapshot:
+        known += "; and this namespace has no snapshot of that id or name"
     return Cause("FieldValueNotFound", f"Not found: {shown(name)}: {known}", f"{CONTAINER}.image")
 
 

@@ -89,7 +89,6 @@ def sandbox_status(facts: Facts, id_label: str) -> Object:
         "conditions": conditions(facts),
         "nodeName": facts.node,
         "phase": PHASES[listed.state],
-        "podIPs": [],
         "sandboxID": listed.sandbox_id,
         "selector": f"{id_label}={listed.sandbox_id}",
     }
@@ -97,4 +96,4 @@ def sandbox_status(facts: Facts, id_label: str) -> Object:
 
 def claim_status(facts: Facts, sandbox: str) -> Object:
     """Status of a SandboxClaim."""
-    return {"conditions": conditions(facts), "sandbox": {"name": sandbox, "podIPs": []}}
+    return {"conditions": conditions(facts), "sandbox": {"name": sandbox}}

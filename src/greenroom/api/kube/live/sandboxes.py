@@ -7,6 +7,7 @@ from, so it does not change. Deleting the object ends the VM.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -25,8 +26,16 @@ from greenroom.api.kube.status import Cause, already_exists, conflict, invalid
 from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.validation import not_allowed, wrong
 from greenroom.api.kube.watching import Cache
-from greenroom.errors import UnknownTemplate
-from greenroom.wire.messages import FOREVER, ClaimRequest, Listed, SnapshotRequest
+from greenroom.errors import UnknownSnapshot, UnknownTemplate
+from greenroom.wire.ids import is_snapshot_id
+from greenroom.wire.messages import (
+    FOREVER,
+    ClaimRequest,
+    Listed,
+    SnapshotInfo,
+    SnapshotRequest,
+    Template,
+)
 
 _SNAPSHOT = re.compile(r"[a-z0-9_-]{1,128}(:[a-z0-9_.-]{1,128})?")
 _FIXED: Final = ("podTemplate", "service", "volumeClaimTemplates")
@@ -102,6 +111,7 @@ class SandboxStorage:
             key=new_key(),
             template=made.template,
             size=made.size,
+            snapshot=made.snapshot,
             ttl=FOREVER,
             env=made.env,
             owner=namespace,
@@ -114,18 +124,30 @@ class SandboxStorage:
         return self._operating.row_of(self._shelf, sandbox).object()
 
     async def _made(self, obj: Object) -> Made:
-        spec = obj["spec"]
-        name = compiling.image(spec)
-        subject = SANDBOX.subject_of_kind(key_of(obj)[1])
+        namespace, name = key_of(obj)
+        image = compiling.image(obj["spec"])
+        subject = SANDBOX.subject_of_kind(name)
         try:
-            template = await self._operating.platform.template(name)
+            source = await self._source(namespace, image)
         except UnknownTemplate:
             templates = await self._operating.platform.templates()
-            raise invalid(subject, [compiling.unknown_image(name, templates)]) from None
-        made = compiling.made_of(spec, template)
+            raise invalid(subject, [compiling.unknown_image(image, templates, or_snapshot=True)]) from None
+        made = compiling.made_of(obj["spec"], source)
         if isinstance(made, Cause):
             raise invalid(subject, [made])
         return made
+
+    async def _source(self, namespace: str, image: str) -> Template | SnapshotInfo:
+        """What an image names: a template, or a snapshot of the namespace. Raises UnknownTemplate."""
+        platform = self._operating.platform
+        if not is_snapshot_id(image):
+            with contextlib.suppress(UnknownTemplate):
+                return await platform.template(image)
+        try:
+            return await platform.snapshot(namespace, image)
+        except UnknownSnapshot:
+            # A template's id can have the form of a snapshot's.
+            return await platform.template(image)
 
     async def replace(self, obj: Object, old: Object, *, dry_run: bool) -> Object:
         """See `Storage`."""

@@ -210,7 +210,9 @@ CLAIM = whole(
                     "The sandbox that was handed over.",
                     {
                         "name": text("Its name, in this namespace."),
-                        "podIPs": unique("Its addresses, while it runs.", {"type": "string"}),
+                        "podIPs": unique(
+                            "Its addresses; it has none but through the proxy.", {"type": "string"}
+                        ),
                     },
                 ),
             },

@@ -46,7 +46,9 @@ SANDBOX = whole(
                 "service": text("The sandbox's own name in DNS, where it has one."),
                 "conditions": conditions(),
                 "selector": text("A label selector that finds the sandbox."),
-                "podIPs": unique("Addresses of the sandbox, while it runs.", {"type": "string"}),
+                "podIPs": unique(
+                    "Addresses of the sandbox; it has none but through the proxy.", {"type": "string"}
+                ),
                 "nodeName": text("The node that has the sandbox."),
                 "phase": text("Where the sandbox is in its life: Running, Paused, Expired."),
                 "sandboxID": text("The sandbox's id, which the E2B dialect and the proxy know it by."),
