@@ -43,7 +43,7 @@ def test_the_sdk_needs_a_domain_a_key_and_an_authority(
     secured: Platform, tmp_path: Path, scenario: str
 ) -> None:
     environment = by_name(secured)
-    assert set(environment) == {"E2B_API_KEY", "E2B_DOMAIN", "SSL_CERT_FILE"}
+    assert set(environment) == {"E2B_API_KEY", "E2B_DOMAIN", "SSL_CERT_FILE", "KUBECONFIG"}
     with Resolver(DOMAIN) as resolver:
         done = resolver.run([sys.executable, str(PROGRAM), scenario], tmp_path, environment)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -67,7 +67,9 @@ def ensure(state: Path, domain: str | Names, now: float, *, renew: bool = False)
     names = domain if isinstance(domain, Names) else Names.below(certificates.host_of(domain))
     place = place_of(state, names.label)
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Each by itself: parents that `mkdir` makes have another mode.
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
         with _locked(place):
             authority = _read(place, "ca")
             fresh = authority is None or not _usable_authority(authority, names, now)
