@@ -111,7 +111,7 @@ def test_no_two_runs_have_one_name() -> None:
 def test_what_is_as_it_was_is_no_news() -> None:
     log = ChangeLog("abcd")
     woken: list[int] = []
-    log.on_change = lambda: woken.append(log.position.seq)
+    log.on_change = lambda _soon: woken.append(log.position.seq)
     log.put(sandbox(1))
     log.put(sandbox(1))
     log.put(sandbox(1, token="another"))

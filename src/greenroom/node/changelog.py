@@ -25,7 +25,8 @@ BATCH = 256
 
 
 class ChangeLog:
-    """See the module. `on_change` is called after each change, and must not do more than to wake somebody."""
+    """See the module. `on_change` is called after each change, and must not do more than to wake somebody; with False
+    after one that can wait for others, so that they are sent together: numbers, and names that are held."""
 
     def __init__(
         self, code: str, *, keep: int = KEEP, keep_bytes: int = KEEP_BYTES, part: int = PART
@@ -40,7 +41,7 @@ class ChangeLog:
         self._lines: deque[bytes] = deque()
         self._bytes = 0
         self._seq = 0
-        self.on_change: Callable[[], None] = _nobody
+        self.on_change: Callable[[bool], None] = _nobody
 
     def __repr__(self) -> str:
         return f"<ChangeLog {self.position} sandboxes={len(self._sandboxes)} kept={len(self._lines)}>"
@@ -86,7 +87,7 @@ class ChangeLog:
         if name.sandbox_id not in self._sandboxes and self._held.get(name.sandbox_id) != name:
             self._held[name.sandbox_id] = name
             self._seq += 1
-            self._append(Held(stream=self._stream, seq=self._seq, name=name))
+            self._append(Held(stream=self._stream, seq=self._seq, name=name), soon=False)
 
     def count(self, pool: PoolCounts) -> None:
         """A pool's numbers."""
@@ -94,15 +95,15 @@ class ChangeLog:
         if self._pools.get(key) != pool:
             self._pools[key] = pool
             self._seq += 1
-            self._append(Counted(stream=self._stream, seq=self._seq, pool=pool))
+            self._append(Counted(stream=self._stream, seq=self._seq, pool=pool), soon=False)
 
-    def _append(self, frame: Frame) -> None:
+    def _append(self, frame: Frame, *, soon: bool = True) -> None:
         line = line_of(frame)
         self._lines.append(line)
         self._bytes += len(line)
         while len(self._lines) > self._keep or (self._bytes > self._keep_bytes and len(self._lines) > 1):
             self._bytes -= len(self._lines.popleft())
-        self.on_change()
+        self.on_change(soon)
 
     def covers(self, position: Position) -> bool:
         """Whether a follower that stands there can go on from there."""
@@ -146,5 +147,5 @@ class ChangeLog:
         yield line_of(last)
 
 
-def _nobody() -> None:
+def _nobody(_soon: bool) -> None:
     """Before anybody follows."""

@@ -36,6 +36,8 @@ MOST = 64
 """Followers at the same time."""
 SEND_DEADLINE = 5.0
 """Seconds in which a follower's connection must take what it is sent."""
+GATHER = 0.005
+"""Seconds that a change which can wait is kept for others to be sent with it."""
 PASSED_WITHIN = 0.05
 """Seconds that an answer is held back for followers; who is later than that is not waited for until it caught up."""
 
@@ -65,7 +67,8 @@ class Followers:
         self._followers: set[Follower] = set()
         self._progress = asyncio.Event()
         self._closing = False
-        log.on_change = self._wake
+        self._later: asyncio.TimerHandle | None = None
+        log.on_change = self._changed
 
     def statistics(self) -> dict[str, int]:
         """How many follow, and how many of them are behind."""
@@ -77,7 +80,16 @@ class Followers:
         rows = [(("current",), len(self._followers) - behind), (("behind",), behind)]
         yield metrics.gauges("greenroom_node_followers", "Who follow this node's changes", ("state",), rows)
 
+    def _changed(self, soon: bool) -> None:
+        if soon:
+            self._wake()
+        elif self._later is None and self._followers:
+            self._later = asyncio.get_running_loop().call_later(GATHER, self._wake)
+
     def _wake(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         for follower in self._followers:
             follower.wake.set()
 
@@ -101,6 +113,7 @@ class Followers:
         late = [each for each in self._followers if each.seq < seq and not each.behind]
         if not late:
             return
+        self._wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PASSED_WITHIN):
                 while any(each.seq < seq and not each.gone for each in late):

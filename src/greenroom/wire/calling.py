@@ -57,6 +57,7 @@ class RoleClient:
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._limit),
             headers={"Authorization": f"Bearer {self._token}"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=3.0),
+            cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
         return self

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: connections in all, and the time for a request's head.
+"""uvicorn's HTTP protocol with the bounds it lacks: connections in all, and the time for a request's head; and with
+answers in one piece (`joined`).
 
 Every user of the machine can open connections to a role's listener, and before its credential was checked a
 connection is worth little. So a head has a deadline, and when too many connections are open the one that has
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from greenroom.wire.joined import Joined
 
 HEAD_DEADLINE = 10.0
 """Seconds from a connection, or from the first byte of a further request, to a complete head."""
@@ -34,7 +37,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._joined = Joined(transport)
+        super().connection_made(self._joined)  # type: ignore[arg-type]
         _open.add(self)
         self._await_head()
         if len(_open) > CONNECTIONS and _headless:
@@ -49,6 +53,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_came()
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._joined.flush()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         _open.discard(self)

@@ -9,6 +9,7 @@ names, a connection that would be denied below may still name one; `denyOut`; th
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from bisect import bisect_right
@@ -193,8 +194,14 @@ def parse(network: Network, settings: NetworkConfig) -> Rules:
 
 def always_denied(settings: NetworkConfig) -> Ranges:
     """The ranges that no sandbox reaches. Raises SetupError when the setting `also_denied` is wrong."""
+    return _always_denied(tuple(settings.also_denied))
+
+
+@functools.lru_cache(maxsize=8)
+def _always_denied(also: tuple[str, ...]) -> Ranges:
+    # Asked for at every claim, and always the same.
     try:
-        more = [ipaddress.IPv4Network(text, strict=False) for text in settings.also_denied]
+        more = [ipaddress.IPv4Network(text, strict=False) for text in also]
     except ValueError as error:
         raise SetupError(f"[network] also_denied: {error}; write IPv4 CIDR blocks there") from error
     return Ranges([*map(ipaddress.IPv4Network, ALWAYS_DENIED), *more])
