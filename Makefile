@@ -33,6 +33,7 @@ lint: dev ## ruff, mypy --strict, the floors of the architecture
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@! git grep -nE '^(<<<<<<<|>>>>>>>) ' || { echo "a merge was left half-way in the files above"; exit 1; }
 
 format: dev ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix $(SOURCES)

@@ -43,6 +43,7 @@ from greenroom.wire.messages import (
     TimeoutRequest,
 )
 from greenroom.wire.serving import Handler, application, json_response, listen, read_json, url_of
+from tests.support.waiting import until
 
 DEADLINE = 20.0
 """Seconds for starting, stopping and anything a test waits for."""
@@ -186,8 +187,13 @@ class FakeNode:
             )
 
     def wait_registered(self) -> None:
-        """Wait until every master has this node."""
+        """Wait until every master has this node, and was sent what it has."""
         self.wait_until(lambda: set(self.shares) >= set(self.masters))
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self._followed(), self._loop).result(DEADLINE)
+
+    async def _followed(self) -> None:
+        await until(lambda: self._followers.current >= len(self.masters), DEADLINE)
 
     def status(self) -> NodeStatus:
         """What it reports."""

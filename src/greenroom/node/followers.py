@@ -74,10 +74,14 @@ class Followers:
         """How many follow, and how many of them are behind."""
         return {"following": len(self._followers), "behind": sum(each.behind for each in self._followers)}
 
+    @property
+    def current(self) -> int:
+        """How many were sent all there is."""
+        return sum(not each.behind for each in self._followers)
+
     def read(self) -> Iterable[Metric]:
         """How many follow now, for a scrape."""
-        behind = self.statistics()["behind"]
-        rows = [(("current",), len(self._followers) - behind), (("behind",), behind)]
+        rows = [(("current",), self.current), (("behind",), len(self._followers) - self.current)]
         yield metrics.gauges("greenroom_node_followers", "Who follow this node's changes", ("state",), rows)
 
     def _changed(self, soon: bool) -> None:

@@ -158,14 +158,18 @@ def routes(
     async def follow(request: Request) -> Response:
         return followers.answer(Position.parse(request.query_params.get("after", "")))
 
-    def placed(method: str, path: str, handler: Handler, admits: Collection[str]) -> Route:
-        """A route whose answer says where the stream stood, once the followers were sent that much."""
+    def placed(
+        method: str, path: str, handler: Handler, admits: Collection[str], *, passed: bool = True
+    ) -> Route:
+        """A route whose answer says where the stream stood, once the followers were sent that much. Without `passed`
+        it does not wait for that: what it did is nobody's to see yet."""
 
         async def answered(request: Request) -> Response:
             try:
                 response = await handler(request)
             finally:
-                await followers.passed()
+                if passed:
+                    await followers.passed()
             response.headers[changes.HEADER] = str(keeper.changes.position)
             return response
 
@@ -173,7 +177,7 @@ def routes(
 
     return [
         endpoint("GET", changes.PATH, follow, _READERS),
-        placed("POST", "/v1/claims", claim, ("master",)),
+        placed("POST", "/v1/claims", claim, ("master",), passed=False),
         endpoint("GET", "/v1/claims/{key}", claim_by_key, ("api", "master")),
         endpoint("GET", "/v1/sandboxes", sandboxes, _READERS),
         placed("GET", "/v1/sandboxes/{sandbox_id}", sandbox, _READERS),

@@ -1,7 +1,7 @@
 """A connection's transport that joins small writes: the head of an answer and its body leave in one piece.
 
-uvicorn writes them one after the other. On connections without Nagle's delay each would be a packet of its own, wake the
-other side by itself and cost a system call: half of what answering a small request costs here.
+uvicorn writes them one after the other. On connections without Nagle's delay each would be a packet of its own, wake
+the other side by itself and cost a system call: half of what answering a small request costs here.
 """
 
 from __future__ import annotations
