@@ -227,7 +227,7 @@ async def _ask_nodes(
                 node=sandbox.node,
                 state=sandbox.state,
                 started_at=sandbox.started_at,
-                ends_at=sandbox.ends_at,
+                ends_at=sandbox.last_at,
                 cpus=sandbox.size.cpus,
                 memory_mib=sandbox.size.memory_mib,
                 metadata=sandbox.metadata,
