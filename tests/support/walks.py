@@ -96,6 +96,6 @@ def shape(lines: Sequence[str]) -> list[str]:
     for line in lines:
         for pattern, name in _ALIKE:
             line = re.sub(pattern, name, line)
-        if not re.match(r"(\w+-\d: |waiting for |made the API key )", line):
+        if not re.match(r"(\w+-\d: |waiting for |nearly done|made the API key )", line):
             found.append(line.strip())
     return found
