@@ -116,6 +116,7 @@ def _show_sandboxes(found: Observation) -> None:
     rows = [
         [
             sandbox.sandbox_id,
+            f"{sandbox.owner}/{sandbox.name}" if sandbox.name else "",
             sandbox.template,
             sandbox.state,
             sandbox.node,
@@ -126,7 +127,7 @@ def _show_sandboxes(found: Observation) -> None:
     ]
     print_table(
         "Sandboxes",
-        ["id", "template", "state", "node", "started", "ends"],
+        ["id", "name", "template", "state", "node", "started", "ends"],
         rows,
-        spare=["template", "started", "node", "state"],
+        spare=["template", "started", "node", "state", "name"],
     )
