@@ -366,7 +366,7 @@ def test_what_is_made_in_one_dialect_is_seen_and_ended_in_the_other(kubectl: Kub
 
 
 def test_the_end_of_its_time_keeps_the_object_or_takes_it_along(kubectl: Kubectl, sdk: None) -> None:
-    at = soon(8)
+    at = soon(12)
     keep = sandbox("keep", shutdownTime=at)
     drop = sandbox("drop", shutdownTime=at, shutdownPolicy="Delete")
     kubectl.run("apply", "-f", "-", given=[keep, drop])

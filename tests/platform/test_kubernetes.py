@@ -198,6 +198,7 @@ def test_status_tells_sandboxes_by_their_names(cluster: Platform, api: client.Cu
     assert line.rstrip().endswith("when it is deleted")
 
 
+@pytest.mark.slow
 def test_an_informer_misses_nothing_while_apis_die(cluster: Platform, api: client.CustomObjectsApi) -> None:
     """It lists anew, and then has what has come, changed and gone meanwhile, and no more."""
     api.create_namespaced_custom_object(*TEMPLATES, TEMPLATE)

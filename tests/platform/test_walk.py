@@ -39,7 +39,9 @@ def environment(state: Path, programs: Path, engine: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("engine", ["simulated", pytest.param("qemu", marks=pytest.mark.vm)])
+@pytest.mark.parametrize(
+    "engine", ["simulated", pytest.param("qemu", marks=[pytest.mark.vm, pytest.mark.slow])]
+)
 def test_the_walk_is_what_happens(engine: str, tmp_path: Path) -> None:
     steps = [step for step in walks.steps(WALK) if engine != "simulated" or step.note != "needs microVMs"]
     assert len(steps) > 15
