@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.wire.podsizes import SIZES
 from tests.support import walks
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,18 @@ def test_what_the_readme_shows_of_kubectl_is_part_of_the_walk() -> None:
     assert [printed.get(step.command) for step in shown] == [
         "\n".join(step.printed).strip() for step in shown
     ]
+
+
+def test_the_table_of_sizes_is_the_one_that_holds() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    units = {"Mi": 1, "Gi": 1024}
+    listed = [
+        (name, int(cpus), *(int(amount[:-2]) * units[amount[-2:]] for amount in (memory, disk)))
+        for name, cpus, memory, disk in re.findall(
+            r"^\| (\w+) \| (\d+) \| (\d+[MG]i) \| (\d+[MG]i) \|$", page, re.M
+        )
+    ]
+    assert listed == [(size.name, size.cpus, size.memory_mib, size.disk_mib) for size in SIZES]
 
 
 def test_every_test_of_a_complaint_is_listed_with_it_and_every_listed_one_is_there() -> None:
