@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.wire.podsizes import SIZES
+from tests.support import walks
+
 ROOT = Path(__file__).parents[1]
 COMPLAINTS = ROOT / "docs" / "complaints.md"
 REFERENCE = re.compile(r"\b[A-Za-z][\w-]*(?:/[\w-]+)?#\d+")
@@ -49,6 +52,29 @@ def test_the_table_of_supported_calls_is_up_to_date() -> None:
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_the_readme_shows_of_kubectl_is_part_of_the_walk() -> None:
+    walk = walks.steps((ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8"))
+    shown = walks.steps((ROOT / "README.md").read_text(encoding="utf-8"))
+    shown = [step for step in shown if step.command.startswith("kubectl")]
+    assert len(shown) > 1
+    printed = {step.command: "\n".join(step.printed).strip() for step in walk}
+    assert [printed.get(step.command) for step in shown] == [
+        "\n".join(step.printed).strip() for step in shown
+    ]
+
+
+def test_the_table_of_sizes_is_the_one_that_holds() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    units = {"Mi": 1, "Gi": 1024}
+    listed = [
+        (name, int(cpus), *(int(amount[:-2]) * units[amount[-2:]] for amount in (memory, disk)))
+        for name, cpus, memory, disk in re.findall(
+            r"^\| (\w+) \| (\d+) \| (\d+[MG]i) \| (\d+[MG]i) \|$", page, re.M
+        )
+    ]
+    assert listed == [(size.name, size.cpus, size.memory_mib, size.disk_mib) for size in SIZES]
 
 
 def test_every_test_of_a_complaint_is_listed_with_it_and_every_listed_one_is_there() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from greenroom.cli import output
 from greenroom.cli.output import print_table
+from greenroom.wire.messages import FOREVER
 
 from .conftest import DEADLINE, Home
 
@@ -48,6 +50,12 @@ def test_a_wide_terminal_leaves_nothing_out(
 def test_without_a_terminal_lines_are_as_long_as_they_must(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("Things", ["id", "why"], [[SANDBOX, "word " * 80]], spare=["why"])
     assert "word " * 79 in capsys.readouterr().out
+
+
+def test_an_end_is_told_as_far_as_there_is_one() -> None:
+    assert output.until(time.time() + 90.5) == "in 1 min 30 s"
+    assert output.until(time.time() - 1) == "over"
+    assert output.until(time.time() + FOREVER) == "when it is deleted"
 
 
 @pytest.mark.slow

@@ -366,11 +366,13 @@ def test_what_is_made_in_one_dialect_is_seen_and_ended_in_the_other(kubectl: Kub
 
 
 def test_the_end_of_its_time_keeps_the_object_or_takes_it_along(kubectl: Kubectl, sdk: None) -> None:
-    at = soon(8)
+    at = soon(12)
     keep = sandbox("keep", shutdownTime=at)
     drop = sandbox("drop", shutdownTime=at, shutdownPolicy="Delete")
     kubectl.run("apply", "-f", "-", given=[keep, drop])
     assert kubectl.json("get", "sbx", "keep")["spec"]["shutdownTime"] == at
+    # The other dialect tells the same end.
+    assert {f"{each.end_at:%Y-%m-%dT%H:%M:%SZ}" for each in Sandbox.list().next_items()} == {at}
     assert "condition met" in kubectl.run("wait", "sbx/keep", "--for=condition=Finished", "--timeout=60s")
     kubectl.run("wait", "sbx/drop", "--for=delete", "--timeout=60s")
     (row,) = table(kubectl.run("get", "sandboxes"))

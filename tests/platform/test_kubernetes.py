@@ -189,6 +189,16 @@ def test_a_watch_outlasts_an_api_that_dies_by_listing_anew(
     assert gone.value.status == 410
 
 
+def test_status_tells_sandboxes_by_their_names(cluster: Platform, api: client.CustomObjectsApi) -> None:
+    api.create_namespaced_custom_object(*SANDBOXES, sandbox("named"))
+    (told,) = cluster.status()["sandboxes"]
+    assert (told["owner"], told["name"]) == ("default", "named")
+    (line,) = (line for line in cluster.command("status").stdout.splitlines() if told["sandbox_id"] in line)
+    assert line.split()[1] == "default/named"
+    assert line.rstrip().endswith("when it is deleted")
+
+
+@pytest.mark.slow
 def test_an_informer_misses_nothing_while_apis_die(cluster: Platform, api: client.CustomObjectsApi) -> None:
     """It lists anew, and then has what has come, changed and gone meanwhile, and no more."""
     api.create_namespaced_custom_object(*TEMPLATES, TEMPLATE)

@@ -72,15 +72,15 @@ def run(taken: Sequence[Step], place: Path, environment: Mapping[str, str]) -> l
 _ALIKE = (
     (r"\x1b\[[0-9;]*m", ""),
     (r"\bi[a-z0-9]{19}\b", "ID"),
-    (r"-[a-z0-9]{5}\b(?= |$)", "-NAME"),
+    (r"-[a-z0-9]{5}\b(?=[ \"]|$)", "-NAME"),
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID"),
     (r"\b[0-9a-f]{12}\b", "KEY"),
     (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME"),
     (r"\b\d{20,30}\b", "VERSION"),
     (r"\.[a-z0-9]{6}[0-9a-f]{13,15}\.", ".EVENT."),
     (r"(?<=:)\d{4,5}\b", "PORT"),
+    (r"(?<=true) +0 +\d+\b", " 0 WARM"),
     (r"(?<= )(\d+[dhms])+\b", "AGE"),
-    (r"\b[0-9a-f]{12}\b", "KEY"),
     (r"Linux \S+", "Linux RELEASE"),
     (r"a warm one was handed over|it was started for this", "IT BEGAN"),
     (r" --state-dir \S+", ""),
@@ -96,6 +96,6 @@ def shape(lines: Sequence[str]) -> list[str]:
     for line in lines:
         for pattern, name in _ALIKE:
             line = re.sub(pattern, name, line)
-        if not re.match(r"(\w+-\d: |waiting for |made the API key )", line):
+        if not re.match(r"(\w+-\d: |waiting for |nearly done|made the API key )", line):
             found.append(line.strip())
     return found

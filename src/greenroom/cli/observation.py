@@ -88,6 +88,9 @@ class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     memory_mib: int
     metadata: dict[str, str]
+    owner: str = ""
+    name: str = ""
+    """What its owner calls it, who is a namespace in Kubernetes' terms; empty where that is its id."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,10 +232,12 @@ async def _ask_nodes(
                 node=sandbox.node,
                 state=sandbox.state,
                 started_at=sandbox.started_at,
-                ends_at=sandbox.ends_at,
+                ends_at=sandbox.last_at,
                 cpus=sandbox.size.cpus,
                 memory_mib=sandbox.size.memory_mib,
                 metadata=sandbox.metadata,
+                owner=sandbox.owner,
+                name=sandbox.name,
             )
             for sandbox in listed.sandboxes
         ]

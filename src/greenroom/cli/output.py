@@ -171,8 +171,12 @@ def ago(instant: float | None) -> str:
 
 
 def until(instant: float) -> str:
-    """How far ahead a Unix second is."""
+    """How far ahead a Unix second is; what no one lives to see is said in words."""
+    from greenroom.wire.messages import FOREVER
+
     ahead = instant - time.time()
+    if ahead > FOREVER / 2:
+        return "when it is deleted"
     return f"in {_whole(ahead)}" if ahead > 0 else "over"
 
 

@@ -118,6 +118,7 @@ def _show_sandboxes(found: Observation) -> None:
     rows = [
         [
             sandbox.sandbox_id,
+            f"{sandbox.owner}/{sandbox.name}" if sandbox.name else "",
             sandbox.template,
             sandbox.state,
             sandbox.node,
@@ -128,7 +129,7 @@ def _show_sandboxes(found: Observation) -> None:
     ]
     print_table(
         "Sandboxes",
-        ["id", "template", "state", "node", "started", "ends"],
+        ["id", "name", "template", "state", "node", "started", "ends"],
         rows,
-        spare=["template", "started", "node", "state"],
+        spare=["template", "started", "node", "state", "name"],
     )

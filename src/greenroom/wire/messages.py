@@ -175,6 +175,13 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     launch: Literal["", "warm", "cold"] = ""
     """Whether its VM came out of a pool's warm stock, or was made for it. Empty where that was not written down."""
 
+    @property
+    def last_at(self) -> float:
+        """When it ends at the latest, if it runs (Unix seconds): at its time-out, or earlier if so declared."""
+        if self.declared is None or self.declared.shutdown_at is None:
+            return self.ends_at
+        return min(self.ends_at, self.declared.shutdown_at)
+
 
 class Sandbox(Listed, frozen=True, kw_only=True, gc=True):
     """A sandbox as its node reports it. `token` is its envd access token and `traffic_token` what opens its ports

@@ -422,7 +422,7 @@ def listed_body(sandbox: Listed, template: Template | None) -> ListedBody:
         client_id=node_code_of(sandbox.sandbox_id),
         alias=sandbox.template,
         started_at=timestamp(sandbox.started_at),
-        end_at=timestamp(sandbox.ends_at),
+        end_at=timestamp(sandbox.last_at),
         cpu_count=sandbox.size.cpus,
         memory_mb=sandbox.size.memory_mib,
         disk_size_mb=sandbox.size.disk_mib,

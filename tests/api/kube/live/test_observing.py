@@ -131,12 +131,16 @@ async def test_namespaces_come_and_go_with_what_names_them() -> None:
         return named
 
     world.namespaces._others = others
+    world.live.now = lambda: 5.0
     world.node.put(record(owner="team"))
 
     async def names() -> list[str]:
         return [each["metadata"]["name"] for each in (await world.namespaces.list("")).objects]  # type: ignore[index]
 
     assert await names() == ["default", "keys", "team"]
+    team = await world.namespaces.get(("", "team"))
+    assert team is not None
+    assert team["metadata"]["creationTimestamp"] == "1970-01-01T00:00:05Z"
     world.node.gone(ONE)
     named.clear()
     assert await names() == ["default"]

@@ -272,6 +272,32 @@ async def test_one_of_the_other_dialect_is_seen_and_changed(world: World, writer
     assert ("timeout", FOREVER) in world.fleet.calls
 
 
+async def test_one_of_the_other_dialect_lives_as_long_as_it_is_told_here(
+    world: World, writer: Writer
+) -> None:
+    now = time.time()
+    made = record(started_at=now, ends_at=now + 60, owner="team")
+    world.node.put(made)
+    key, later = ("team", made.sandbox_id), instant_text(now + 3600)
+    patch = {"spec": {"shutdownTime": later}}
+    kept = (await writer.patch(key, "application/merge-patch+json", (patch, []), Writing())).obj
+    assert kept["spec"]["shutdownTime"] == later
+    assert [each for each in world.fleet.calls if each[0] == "timeout"] == [("timeout", FOREVER)]
+
+
+async def test_a_time_out_that_the_other_dialect_gave_counts_where_it_is_earlier(
+    world: World, writer: Writer
+) -> None:
+    now = time.time()
+    at = instant_text(now + 3600)
+    made = await make(writer, shutdownTime=at)
+    for seconds, shown in ((60, instant_text(now + 60)), (7200, at)):
+        world.fleet.change(made["status"]["sandboxID"], ends_at=now + seconds)
+        obj = await world.sandboxes.get(KEY)
+        assert obj is not None
+        assert obj["spec"]["shutdownTime"] == shown
+
+
 async def test_one_that_ended_is_kept_with_the_reason(world: World, writer: Writer) -> None:
     made = await make(writer)
     sandbox_id = made["status"]["sandboxID"]

@@ -201,22 +201,12 @@ class SandboxClaimStorage:
             return obj
         listed = row.facts.listed
         with self._operating.about(CLAIM, key_of(old)[1]):
-            wish = await self._ending(listed, obj["spec"], old["spec"])
+            wish = _ending(listed, obj["spec"], old["spec"])
             document = Document(documents.document_of(listed).sandbox, documents.claim_part(obj))
             now = await self._operating.declare(row, document, wish)
+            if wish.shutdown_at != Ending.of(listed.declared).shutdown_at:
+                await self._operating.forever(now)
         return self._operating.row_of(self._shelf, now).object()
-
-    async def _ending(self, listed: Listed, new: Object, before: Object) -> Ending:
-        now = Ending.of(listed.declared)
-        lifecycle, was = new.get("lifecycle") or {}, before.get("lifecycle") or {}
-        if same(lifecycle, was):
-            return now
-        wish = ending_of(new)
-        if same(lifecycle.get("shutdownTime"), was.get("shutdownTime")):
-            return wish._replace(shutdown_at=now.shutdown_at)
-        if wish.shutdown_at is None:
-            await self._operating.forever(listed)
-        return wish
 
     async def remove(self, old: Object, *, dry_run: bool) -> None:
         """See `Storage`. A sandbox that somebody's finalizer holds keeps its claim until that is gone."""
@@ -246,6 +236,17 @@ class SandboxClaimStorage:
     async def act(self, action: KindAction, old: Object, body: Object, *, dry_run: bool) -> Object:
         """See `Storage`: a claim has none."""
         raise method_not_allowed(CLAIM.subject(), "POST")
+
+
+def _ending(listed: Listed, new: Object, before: Object) -> Ending:
+    now = Ending.of(listed.declared)
+    lifecycle, was = new.get("lifecycle") or {}, before.get("lifecycle") or {}
+    if same(lifecycle, was):
+        return now
+    wish = ending_of(new)
+    if same(lifecycle.get("shutdownTime"), was.get("shutdownTime")):
+        return wish._replace(shutdown_at=now.shutdown_at)
+    return wish
 
 
 def ending_of(spec: Mapping[str, Any]) -> Ending:

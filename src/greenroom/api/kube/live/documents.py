@@ -202,14 +202,15 @@ def _container(listed: Listed) -> Object:
 
 
 def ends(listed: Listed) -> float | None:
-    """When a sandbox ends, as far as that is known (Unix seconds)."""
+    """When a sandbox ends, as far as that is known (Unix seconds): at what is declared, or at its time-out before."""
+    times = []
     if listed.declared is not None and listed.declared.shutdown_at is not None:
-        return listed.declared.shutdown_at
+        times.append(listed.declared.shutdown_at)
     # At its time-out one that pauses itself does not end, and a paused one has none.
     lasts = listed.ends_at - listed.started_at < FOREVER / 2
     if lasts and listed.state == "running" and not listed.lifespan.auto_pause:
-        return listed.ends_at
-    return None
+        times.append(listed.ends_at)
+    return min(times, default=None)
 
 
 def _ending(spec: Object, listed: Listed) -> None:

@@ -36,7 +36,6 @@ class NamespaceStorage(ReadOnly):
         super().__init__(current)
         self._live = live
         self._others = others
-        self._began = live.now()
         self.cache = Cache(live.clock.next(), clock=live.clock)
         self._counts: dict[str, int] = {}
         """Sandboxes of each."""
@@ -82,7 +81,7 @@ class NamespaceStorage(ReadOnly):
                 "name": name,
                 "uid": documents.uid_of(NAMESPACE, name),
                 "resourceVersion": str(version),
-                "creationTimestamp": instant_text(self._began),
+                "creationTimestamp": instant_text(self._live.now()),
                 "labels": {"kubernetes.io/metadata.name": name},
             },
             "spec": {"finalizers": []},

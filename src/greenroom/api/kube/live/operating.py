@@ -259,9 +259,11 @@ class Operating:
         return after
 
     async def forever(self, listed: Listed) -> None:
-        """A running sandbox shall not end at its time-out any more, if it has one."""
-        if listed.state == "running" and listed.ends_at - listed.started_at < FOREVER / 2:
+        """A running sandbox shall not end at its time-out any more, if it has one, but when it is declared to."""
+        lasts = listed.ends_at - listed.started_at < FOREVER / 2
+        if lasts and listed.state == "running" and not listed.lifespan.auto_pause:
             await self.platform.set_timeout(listed.sandbox_id, TimeoutRequest(FOREVER))
+            await self.seen(listed.sandbox_id)
 
     async def pause(self, listed: Listed) -> None:
         """Pause a sandbox; one that is paused stays so."""

@@ -163,24 +163,17 @@ class SandboxStorage:
         if dry_run:
             return obj
         with self._operating.about(SANDBOX, name):
-            wish = await self._ending(facts, new, before)
+            wish = _ending(facts, new, before)
             document = Document(documents.sandbox_part(obj), documents.document_of(facts).claim)
             now = await self._operating.declare(row, document, wish)
+            if not same(new.get("shutdownTime"), before.get("shutdownTime")):
+                # Before it may be the time-out that the other dialect gave. Last: what fails here ends too early.
+                await self._operating.forever(now)
             if moved and new.get("operatingMode") == "Suspended":
                 await self._operating.pause(now)
             elif moved:
                 await self._operating.resume(now)
         return self._operating.row_of(self._shelf, now).object()
-
-    async def _ending(self, listed: Listed, new: Object, before: Object) -> Ending:
-        wish = Ending.of(listed.declared)._replace(retain=new.get("shutdownPolicy") != "Delete")
-        told, was = new.get("shutdownTime"), before.get("shutdownTime")
-        if same(told, was):
-            return wish
-        if told is None:
-            # Behind it may be the time-out that the other dialect gave.
-            await self._operating.forever(listed)
-        return wish._replace(shutdown_at=seconds_of(told))
 
     async def remove(self, old: Object, *, dry_run: bool) -> None:
         """See `Storage`. A claim that somebody's finalizer holds keeps its sandbox until that is gone."""
@@ -235,6 +228,7 @@ class SandboxStorage:
             document = Document(part, documents.document_of(listed).claim)
             wish = Ending.of(listed.declared)._replace(shutdown_at=seconds_of(told))
             listed = await self._operating.declare(row, document, wish)
+            await self._operating.forever(listed)
         await self._operating.resume(listed)
         return self._again(row)
 
@@ -317,6 +311,12 @@ class SandboxStorage:
             "name": taken.name,
             "createdAt": instant_text(taken.created_at),
         }
+
+
+def _ending(listed: Listed, new: Object, before: Object) -> Ending:
+    wish = Ending.of(listed.declared)._replace(retain=new.get("shutdownPolicy") != "Delete")
+    told = new.get("shutdownTime")
+    return wish if same(told, before.get("shutdownTime")) else wish._replace(shutdown_at=seconds_of(told))
 
 
 def held(part: documents.Part) -> bool:
