@@ -125,6 +125,9 @@ async def test_what_a_finalizer_holds_stays_whatever_ended_it_until_that_is_gone
     await keeper.release(made.sandbox_id)
     await until(lambda: not runtime.vms)
     assert keeper.changes.sandboxes[made.sandbox_id].state == "ended"
+    dropped = await claimed(keeper, ask("k3", declared=held))
+    await keeper.release(dropped.sandbox_id, ended=True)
+    assert dropped.sandbox_id not in keeper.changes.sandboxes, "who knows of ended ones wants nothing to stay"
     untold = await keeper.claim(ask("k2", declared=held))
     await keeper.release(untold.sandbox_id)
     assert len(keeper.remains) == 1, "of what nobody was told of nothing stays"

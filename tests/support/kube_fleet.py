@@ -229,8 +229,13 @@ class FakeFleet:
     async def delete(self, sandbox_id: str, *, ended: bool = False) -> None:
         self.calls.append(("delete", sandbox_id))
         await asyncio.sleep(0)
-        self._there(sandbox_id)
-        self.node_of(sandbox_id).gone(sandbox_id)
+        there = self._there(sandbox_id)
+        if not ended and there.state == "ended":
+            raise UnknownSandbox("it has ended")
+        if not ended and there.declared is not None and there.declared.held:
+            self.change(sandbox_id, state="ended", ended_at=time.time(), end_reason="it was killed")
+        else:
+            self.node_of(sandbox_id).gone(sandbox_id)
 
     async def declare(self, sandbox_id: str, change: DeclaredChange) -> Listed:
         self.calls.append(("declare", change))

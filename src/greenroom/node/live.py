@@ -33,6 +33,8 @@ class Live:
         self.work: asyncio.Task[GreenroomError | None] | None = None
         """What pauses or resumes it at present, or did last; its result is why it could not."""
         self.wake: Callable[[Live], Awaitable[None]] = _cannot_wake
+        self.stays = True
+        """Unless somebody wants nothing of it to stay."""
         self.history = History()
         self.capturing = asyncio.Lock()
         """Held while its VM is captured."""

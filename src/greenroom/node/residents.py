@@ -297,10 +297,15 @@ class Residents(abc.ABC):
         return await self._change(sandbox_id, lifecycle.Renew(request.ttl, request.extend_only))
 
     async def release(self, sandbox_id: str, reason: str = "it was killed", *, ended: bool = False) -> None:
-        """End a sandbox and give everything of it back; with `ended` also drop what stays of one that has ended.
-        Raises UnknownSandbox."""
-        if not (ended and self.remains.drop(sandbox_id, self._now())):
-            await self._release(sandbox_id, lifecycle.Release(reason))
+        """End a sandbox and give everything of it back. Raises UnknownSandbox.
+
+        With `ended` nothing of it stays, whatever is declared, and what stays of one that has ended is dropped.
+        """
+        if ended and self.remains.drop(sandbox_id, self._now()):
+            return
+        if ended and (live := self._live.get(sandbox_id)) is not None:
+            live.stays = False
+        await self._release(sandbox_id, lifecycle.Release(reason))
 
     async def evict(self, sandbox_id: str, reason: str) -> None:
         """End a sandbox that nobody wants to end, for the node's sake. Raises UnknownSandbox."""
@@ -354,7 +359,7 @@ class Residents(abc.ABC):
                     live.history.note(now, "its end was moved", seconds=f"{after.ends_at - now:.0f}")
                 self._set_deadline(live)
             case lifecycle.End(reason, by_itself):
-                if stayed := live.shown and stays(live.sandbox, by_itself=by_itself):
+                if stayed := live.shown and live.stays and stays(live.sandbox, by_itself=by_itself):
                     # Before its life: at no time is it told that it is gone.
                     self.remains.keep(live.key, live.sandbox, reason, now)
                 live.life = after
