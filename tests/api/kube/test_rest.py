@@ -370,6 +370,14 @@ async def test_the_caller_is_asked_about_and_errors_from_below_are_statuses(serv
     server.refusal = status.forbidden(status.Subject("agents.x-k8s.io", "sandboxes"), "not yours")
     for path in (BOXES, f"{BOXES}/box", "/apis", "/version", "/openapi/v3", f"{BOXES}?watch=true"):
         assert failed(await http.get(path)) == (403, "Forbidden"), path
+    # Who may not do it is told so before the body is looked at.
+    for method, path in (
+        ("POST", BOXES),
+        ("PUT", f"{BOXES}/box"),
+        ("DELETE", f"{BOXES}/box"),
+        ("DELETE", BOXES),
+    ):
+        assert failed(await http.request(method, path, content=b"{" * 99)) == (403, "Forbidden"), method
     server.refusal = None
 
     def dry() -> None:
@@ -379,6 +387,25 @@ async def test_the_caller_is_asked_about_and_errors_from_below_are_statuses(serv
     refused = await http.post(BOXES, json=box())
     assert failed(refused) == (503, "PoolExhausted")
     assert refused.headers["retry-after"] == "2"
+
+
+async def test_patches_do_not_make_an_object_larger_than_one_may_be(server: KubeServer) -> None:
+    http = server.client
+    await http.post(BOXES, json=box())
+    path, sizes = f"{BOXES}/box", []
+    for number in range(4):
+        more = {"apiVersion": "v1", "kind": "Pod", "name": "p" * 600_000, "uid": str(number)}
+        owners = (await http.get(path)).json()["metadata"].get("ownerReferences", [])
+        answer = await http.patch(
+            path,
+            json=[{"op": "add", "path": "/metadata/ownerReferences", "value": owners}] * (not owners)
+            + [{"op": "add", "path": "/metadata/ownerReferences/-", "value": more}],
+            headers={"content-type": "application/json-patch+json"},
+        )
+        sizes.append(answer.status_code)
+    assert sizes == [200, 200, 413, 413]
+    assert failed(answer) == (413, "RequestEntityTooLarge")
+    assert (await http.delete(path)).status_code == 200
 
 
 async def test_health_discovery_and_description(server: KubeServer) -> None:

@@ -170,8 +170,8 @@ class Objects:
 
     async def delete(self, request: Request) -> Response:
         """Delete an object."""
-        asked = await self._deleting(request)
         key = await self._may(request, "delete")
+        asked = await self._deleting(request)
         obj, gone = await self._writer.delete(key, asked)
         if gone:
             told = success(self.kind.subject(key[1]), metadata_of(obj).get("uid", ""))
@@ -180,10 +180,10 @@ class Objects:
 
     async def delete_collection(self, request: Request) -> Response:
         """Delete the objects that are selected; answers them as they were, or as they are going."""
+        await self._may(request, "deletecollection")
         asked = await self._deleting(request)
         query = request.query_params
         selection = options.selection(query, self._key(request)[0], self.kind)
-        await self._may(request, "deletecollection")
         page = await reading.listed(self._storage, selection, query)
         turns = asyncio.Semaphore(AT_ONCE)
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import msgspec
+
 from greenroom.api.kube import objectmeta
 from greenroom.api.kube.kinds import Action, field
 from greenroom.api.kube.negotiation import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
@@ -33,6 +35,7 @@ from greenroom.api.kube.status import (
     invalid,
     name_not_free,
     not_found,
+    too_large,
     unsupported_media_type,
 )
 from greenroom.api.kube.storage import Cautioning, Orphaning, Storage
@@ -50,6 +53,8 @@ from greenroom.api.kube.versions import revision_of
 T = TypeVar("T")
 ATTEMPTS = 5
 """Times that a write without a version is tried when others are faster."""
+OBJECT_LIMIT = 3 << 19
+"""Bytes of an object (1.5 MiB, as in Kubernetes): patches could make it larger than any body may be."""
 NAMES = 8
 """Names that a create with generateName tries."""
 Body = tuple[Any, list[str]]
@@ -168,6 +173,7 @@ class Writer:
                     warnings = [*warnings, *self._storage.warnings(new)]
                 if applier is None:
                     updated(None, new, self._kind, self._author(options, ""))
+                check_size(new)
             try:
                 kept = await self._storage.create(copied(new) if generate else new, dry_run=options.dry_run)
             except StatusError as error:
@@ -188,6 +194,7 @@ class Writer:
         self._check(new, old)
         if not tracked:
             updated(old, new, self._kind, self._author(options, part))
+        check_size(new)
         own = self._kind.root_fields - {"metadata", "status", "apiVersion", "kind"}
         if any(not same(new.get(name), old.get(name)) for name in own):
             new["metadata"]["generation"] = int(metadata_of(old).get("generation") or 0) + 1
@@ -389,6 +396,12 @@ def patched(old: Object, media_type: str, patch: Any, schema: Schema) -> Any:
     if media_type == STRATEGIC_PATCH:
         return apply_strategic_patch(old, patch, schema)
     raise unsupported_media_type((JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH))
+
+
+def check_size(obj: Object) -> None:
+    """Raises 413 for an object that is larger than one may be."""
+    if len(msgspec.json.encode(obj)) > OBJECT_LIMIT:
+        raise too_large(OBJECT_LIMIT, "Object")
 
 
 def names_version(media_type: str, patch: Any) -> bool:
