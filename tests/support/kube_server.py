@@ -32,6 +32,8 @@ class KubeServer:
         self.attempts: list[Attempt] = []
         self.watched = asyncio.Event()
         self.refusal: Exception | None = None
+        self.refused: dict[str, Exception] = {}
+        """By verb."""
         self.ready = True
         self.app = application(list(self.storages.values()), self._admit, ready=lambda: self.ready)
         self.url = ""
@@ -43,6 +45,8 @@ class KubeServer:
             self.watched.set()
         if self.refusal is not None:
             raise self.refusal
+        if attempt.verb in self.refused:
+            raise self.refused[attempt.verb]
 
     def leave(self) -> None:
         """End what only waits, as a server that stops does."""

@@ -226,6 +226,17 @@ async def test_an_apply_creates_conflicts_and_takes(server: KubeServer) -> None:
     assert failed(nobody) == (422, "Invalid")
 
 
+async def test_an_apply_that_creates_is_asked_about_as_a_create(server: KubeServer) -> None:
+    path, how = f"{BOXES}/box", {"params": {"fieldManager": "me"}, "headers": APPLY}
+    server.refused["create"] = status.forbidden(status.Subject("agents.x-k8s.io", "sandboxes"), "not yours")
+    assert failed(await server.client.patch(path, json=box(), **how)) == (403, "Forbidden")  # type: ignore[arg-type]
+    assert failed(await server.client.get(path)) == (404, "NotFound")
+    del server.refused["create"]
+    assert (await server.client.patch(path, json=box(), **how)).status_code == 201  # type: ignore[arg-type]
+    server.refused["create"] = status.forbidden(status.Subject("agents.x-k8s.io", "sandboxes"), "not yours")
+    assert (await server.client.patch(path, json=box(), **how)).status_code == 200  # type: ignore[arg-type]
+
+
 async def test_pages_are_of_one_version_until_it_is_forgotten(server: KubeServer) -> None:
     http, storage = server.client, server.storages["sandboxes"]
     for number in range(5):

@@ -166,7 +166,12 @@ class Objects:
         )
         key = await self._may(request, "patch", part)
         body = decoded(await read_body(request, BODY_LIMIT))
-        return self._answer(request, await self._writer.patch(key, media_type, body, asked, part))
+
+        async def may_create() -> None:
+            await self._may(request, "create")
+
+        outcome = await self._writer.patch(key, media_type, body, asked, part, may_create)
+        return self._answer(request, outcome)
 
     async def delete(self, request: Request) -> Response:
         """Delete an object."""

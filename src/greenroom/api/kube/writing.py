@@ -98,11 +98,19 @@ class Writer:
         return Outcome(await self._changed(old, new, options, part), warnings)
 
     async def patch(
-        self, key: Key, media_type: str, patch: Body, options: Writing, part: str = ""
+        self,
+        key: Key,
+        media_type: str,
+        patch: Body,
+        options: Writing,
+        part: str = "",
+        may_create: Callable[[], Awaitable[None]] | None = None,
     ) -> Outcome:
-        """Change an object in part; an apply also creates it. Raises 400, 404, 409, 415, 422."""
+        """Change an object in part; an apply also creates it, once `may_create` has not objected.
+
+        Raises 400, 404, 409, 415, 422."""
         if media_type == APPLY_PATCH:
-            return await self._apply(key, patch, options, part)
+            return await self._apply(key, patch, options, part, may_create)
 
         async def attempt() -> Outcome:
             old = await self._existing(key)
@@ -115,7 +123,14 @@ class Writer:
 
         return await self._again(attempt, names_version(media_type, patch[0]))
 
-    async def _apply(self, key: Key, body: Body, options: Writing, part: str) -> Outcome:
+    async def _apply(
+        self,
+        key: Key,
+        body: Body,
+        options: Writing,
+        part: str,
+        may_create: Callable[[], Awaitable[None]] | None,
+    ) -> Outcome:
         config, warnings = self._taken(body, options)
         self._placed(config, *key)
         told_version = metadata_of(config).get("resourceVersion", "")
@@ -126,6 +141,8 @@ class Writer:
             old = await self._storage.get(key)
             if old is None and (part or told_uid or told_version):
                 raise not_found(self._kind.subject(key[1]))
+            if old is None and may_create is not None:
+                await may_create()
             self._meant(old, told_version, told_uid)
             given = copied(config)
             if self._kind.has_status:
