@@ -48,8 +48,10 @@ def test_repeated_keys_are_named_and_the_last_counts() -> None:
         b'{"a": "\\ud800"}',
         b'{"\\uDFFF": 1}',
     ],
-    ids=["empty", "open", "word", "nan", "huge", "bytes", "two", "deep-open", "deep", "many", "digits"]
-    + ["utf-16", "utf-32", "surrogate", "surrogate-key"],
+    ids=[
+        *("empty", "open", "word", "nan", "huge", "bytes", "two", "deep-open", "deep", "many", "digits"),
+        *("utf-16", "utf-32", "surrogate", "surrogate-key"),
+    ],
 )
 def test_what_is_no_json_or_too_much_of_it_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(StatusError) as refused:
