@@ -42,8 +42,8 @@ from greenroom.errors import NotFound as NoSuchPath
 from greenroom.wire.requests import Application
 from greenroom.wire.serving import Lifespan, error_handlers, read_body
 
-STREAMED: Final = 500
-"""A list of more objects is sent in pieces."""
+STREAMED: Final = 1 << 20
+"""A list of more bytes is sent in pieces."""
 AT_ONCE: Final = 32
 """Objects of a collection that are deleted at the same time."""
 HEADER: Final = 1000
@@ -128,11 +128,7 @@ class Objects:
             return Streamed(watch, self._watches)
         await self._may(request, "list")
         page = await reading.listed(self._storage, selection, query)
-        response: Response
-        if len(page.objects) > STREAMED:
-            response = StreamingResponse(reading.list_chunks(self.kind, page, answer), media_type=JSON)
-        else:
-            response = Response(reading.list_body(self.kind, page, answer), media_type=JSON)
+        response = self._page(page, answer)
         if page.missing:
             response.headers.append("Warning", warning_header(_incomplete(page.missing)))
             response.headers["X-Greenroom-Partial"] = ", ".join(page.missing)[:HEADER]
@@ -216,8 +212,7 @@ class Objects:
                 raise end
         left = [end for end in ends if isinstance(end, dict)]
         answer = options.answering({}, JSON)
-        made = paging.Page(left, page.metadata)
-        return Response(reading.list_body(self.kind, made, answer), media_type=JSON)
+        return self._page(paging.Page(left, page.metadata), answer)
 
     async def get_status(self, request: Request) -> Response:
         """Read an object for its status."""
@@ -293,6 +288,12 @@ class Objects:
         if body:
             negotiation.body_type(request.headers.get("content-type", ""))
         return options.deleting(request.query_params, decoded_object(body)[0] if body else {})
+
+    def _page(self, page: paging.Page, answer: options.Answering) -> Response:
+        parts = reading.list_parts(self.kind, page, answer, STREAMED)
+        if isinstance(parts, bytes):
+            return Response(parts, media_type=JSON)
+        return StreamingResponse(parts, media_type=JSON)
 
     def _answer(self, request: Request, outcome: Outcome, *, alone: bool = False) -> Response:
         accept = request.headers.get("accept", "")

@@ -26,10 +26,11 @@ _NOT_KEPT: Final = frozenset({"apiVersion", "kind", "status"})
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document and the version that the store has of it."""
+    """A document, the version that the store has of it, and the bytes that it has there."""
 
     version: int
     body: Object
+    size: int = 0
 
 
 class StoredStorage:
@@ -183,7 +184,7 @@ class StoredStorage:
             await self._read()
             return None
         self.stale = False
-        made = self._keep(key, Document(kept.version, document))
+        made = self._keep(key, Document(kept.version, document, len(memoryview(stored.document))))
         self.changed([key])
         return made
 
@@ -204,7 +205,12 @@ class StoredStorage:
         for key, each in told.items():
             known = self._documents.get(key)
             if known is None or known.version != each.version:
-                self._keep(key, Document(each.version, msgspec.json.decode(each.document)))
+                self._keep(
+                    key,
+                    Document(
+                        each.version, msgspec.json.decode(each.document), len(memoryview(each.document))
+                    ),
+                )
                 new.append(key)
         self.stale = False
         if gone or new:
@@ -222,7 +228,7 @@ class StoredStorage:
             version = self._clock.next(document.version)
             metadata = {**before["metadata"], "resourceVersion": str(version)}
             after = self._objects[key] = {**before, "metadata": metadata, "status": status}
-            self.cache.record(Change(version, before, after))
+            self.cache.record(Change(version, before, after, document.size))
 
     def _keep(self, key: Key, document: Document) -> Object:
         before = self._objects.get(key)
@@ -234,12 +240,12 @@ class StoredStorage:
         version = self._clock.next(document.version)
         status = None if before is None else before.get("status")
         after = self._objects[key] = self._shown(document.body, status, str(version))
-        self.cache.record(Change(version, before, after))
+        self.cache.record(Change(version, before, after, document.size))
         return after
 
     def _forget(self, key: Key) -> None:
         document, before = self._documents.pop(key), self._objects.pop(key)
-        self.cache.record(Change(self._clock.next(document.version), before, None))
+        self.cache.record(Change(self._clock.next(document.version), before, None, document.size))
 
     def _shown(self, document: Object, before: Object | None, version: str) -> Object:
         obj: Object = {"apiVersion": self.kind.api_version, "kind": self.kind.name, **copied(document)}
