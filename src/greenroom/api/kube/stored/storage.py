@@ -8,7 +8,8 @@ document's. So a change of a status is a change for watchers and no conflict for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -19,9 +20,10 @@ from greenroom.api.kube.status import Cause, already_exists, conflict, invalid, 
 from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.versions import Clock, revision_of
 from greenroom.api.kube.watching import Cache, Change
-from greenroom.errors import StaleObject
+from greenroom.errors import StaleObject, TemporaryError
 from greenroom.store.records import Store, StoredObject
 
+Look = Callable[[], Awaitable[None]]
 _NOT_KEPT: Final = frozenset({"apiVersion", "kind", "status"})
 
 
@@ -33,6 +35,10 @@ class Document(msgspec.Struct, frozen=True):
     size: int = 0
 
 
+async def nothing() -> None:
+    """Takes in nothing."""
+
+
 class StoredStorage:
     """See the module, and `api.kube.storage.Storage`. Kinds differ in `status`, `check` and `problems`."""
 
@@ -42,6 +48,8 @@ class StoredStorage:
         self.resource = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
         self.stale = True
         """What is here may not be what the store has: it has to be read."""
+        self.look: Look = nothing
+        """Takes in what other processes have written: whoever wrote through one replica may read through another."""
         self._store = store
         self._clock = clock
         self._documents: dict[Key, Document] = {}
@@ -82,12 +90,19 @@ class StoredStorage:
 
     async def get(self, key: Key) -> Object | None:
         """One object, or None."""
+        await self._looked()
         return self._objects.get(key)
 
     async def list(self, namespace: str) -> Listing:
         """The objects of a namespace, or of all."""
+        await self._looked()
         keys = sorted(key for key in self._objects if not namespace or key[0] == namespace)
         return Listing(self.cache.version, [self._objects[key] for key in keys])
+
+    async def _looked(self) -> None:
+        # While the store cannot be read, what is known has to do.
+        with contextlib.suppress(TemporaryError):
+            await self.look()
 
     def check(self, new: Object, old: Object | None) -> Sequence[Cause]:
         """Nothing beyond the schema, unless a kind says so."""
@@ -98,6 +113,8 @@ class StoredStorage:
     async def create(self, obj: Object, *, dry_run: bool) -> Object:
         """Keep a new object. Raises 409, 422, TemporaryError."""
         key = key_of(obj)
+        if key in self._objects:
+            await self._looked()
         if key in self._objects:
             raise already_exists(self.kind.subject(key[1]))
         await self._checked(obj, None)
