@@ -2,8 +2,8 @@
 
 Reads and changes of a sandbox go straight to its node, which the sandbox's id names: no master is on that
 path, and an api that has seen the table once goes on working while every master is away. Only a create, and a fork,
-ask a master: it places, and knows which names and how much of a quota are left. Lists ask nobody: they are answered from
-what the nodes have told (`seen`).
+ask a master: it places, and knows which names and how much of a quota are left. Lists ask nobody: they are
+answered from what the nodes have told (`seen`).
 """
 
 from __future__ import annotations
