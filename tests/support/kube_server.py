@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from starlette.requests import Request
 
+from greenroom.api.kube.crowd import Crowd
 from greenroom.api.kube.kinds import CORE, KINDS
 from greenroom.api.kube.resources import Attempt
 from greenroom.api.kube.rest import application
@@ -35,7 +36,9 @@ class KubeServer:
         self.refused: dict[str, Exception] = {}
         """By verb."""
         self.ready = True
-        self.app = application(list(self.storages.values()), self._admit, ready=lambda: self.ready)
+        self.app = application(
+            list(self.storages.values()), self._admit, ready=lambda: self.ready, crowd=Crowd(each=2)
+        )
         self.url = ""
         self.client: httpx.AsyncClient
 

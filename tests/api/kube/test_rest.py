@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -324,6 +325,34 @@ async def test_watches_end_when_the_server_leaves_or_loses_its_history(server: K
                 assert [line async for line in lines] == []
     assert storage.cache.statistics()["watchers"] == 0
     assert failed(await http.get(BOXES, params={"watch": "true", "resourceVersion": "1"})) == (410, "Expired")
+
+
+async def test_too_many_watches_of_one_caller_are_refused_until_one_ends(server: KubeServer) -> None:
+    http = server.client
+    watching = {"watch": "true", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    watching["allowWatchBookmarks"] = "true"
+    open_lines: list[AsyncIterator[str]] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for path in (BOXES, POOLS):
+            response = await stack.enter_async_context(http.stream("GET", path, params=watching))
+            open_lines.append(response.aiter_lines())
+            await anext(open_lines[-1])
+        assert failed(await http.get(NODES, params=watching)) == (429, "TooManyRequests")
+        assert (await http.get(BOXES)).status_code == 200
+        # One that cannot begin is none.
+        assert failed(await http.get(BOXES, params={"watch": "1", "fieldSelector": "x=y"})) == (
+            400,
+            "BadRequest",
+        )
+    server.leave()
+
+    async def again() -> bool:
+        async with http.stream("GET", NODES, params=watching) as response:
+            return response.status_code == 200
+
+    async with asyncio.timeout(20):
+        while not await again():
+            pass
 
 
 async def test_what_is_refused(server: KubeServer) -> None:

@@ -19,6 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from greenroom.api.kube import negotiation, options, paging, reading
+from greenroom.api.kube.access import CALLER
+from greenroom.api.kube.crowd import Crowd
 from greenroom.api.kube.decoding import BODY_LIMIT, decoded, decoded_object
 from greenroom.api.kube.kinds import Action
 from greenroom.api.kube.negotiation import JSON, PATCHES
@@ -37,6 +39,7 @@ from greenroom.api.kube.storage import Storage
 from greenroom.api.kube.validation import warning_header
 from greenroom.api.kube.watching import plan_of, truth_of
 from greenroom.api.kube.writing import Body, Outcome, Writer
+from greenroom.api.rules import Caller
 from greenroom.errors import GreenroomError
 from greenroom.errors import NotFound as NoSuchPath
 from greenroom.wire.requests import Application
@@ -53,12 +56,13 @@ HEADER: Final = 1000
 class Objects:
     """The handlers of one kind."""
 
-    def __init__(self, storage: Storage, admit: Admit, watches: set[reading.Watch]) -> None:
+    def __init__(self, storage: Storage, admit: Admit, watches: set[reading.Watch], crowd: Crowd) -> None:
         self.kind = storage.kind
         self._storage = storage
         self._writer = Writer(storage)
         self._admit = admit
         self._watches = watches
+        self._crowd = crowd
 
     def routes(self) -> list[Route]:
         """The paths of the kind."""
@@ -124,8 +128,15 @@ class Objects:
             )
             # Not all watches that began together shall end together.
             seconds = options.watch_seconds(query.get("timeoutSeconds"), lambda: 1800 * (1 + random.random()))  # noqa: S311
-            watch = await reading.watch(self._storage, selection, answer, plan, seconds=seconds)
-            return Streamed(watch, self._watches)
+            caller = request.scope.get(CALLER)
+            who = (caller.uid or caller.user) if isinstance(caller, Caller) else ""
+            self._crowd.enter(who)
+            try:
+                watch = await reading.watch(self._storage, selection, answer, plan, seconds=seconds)
+            except BaseException:
+                self._crowd.leave(who)
+                raise
+            return Streamed(watch, self._watches, lambda: self._crowd.leave(who))
         await self._may(request, "list")
         page = await reading.listed(self._storage, selection, query)
         response = self._page(page, answer)
@@ -317,10 +328,11 @@ def _incomplete(nodes: Sequence[str]) -> str:
 class Streamed(StreamingResponse):
     """The answer to a watch. It is known to the application while it lasts, so that a server that leaves can end it."""
 
-    def __init__(self, watch: reading.Watch, watches: set[reading.Watch]) -> None:
+    def __init__(self, watch: reading.Watch, watches: set[reading.Watch], ended: Callable[[], None]) -> None:
         super().__init__(watch.lines(), media_type=JSON)
         self._watch = watch
         self._watches = watches
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until one of the two ends it."""
@@ -328,6 +340,7 @@ class Streamed(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._ended()
             self._watches.discard(self._watch)
             self._watch.close()
 
@@ -338,6 +351,7 @@ def application(
     lifespan: Lifespan | None = None,
     *,
     ready: Callable[[], bool] = lambda: True,
+    crowd: Crowd | None = None,
     more: Sequence[Route] = (),
 ) -> Starlette:
     """The ASGI application over some storages.
@@ -346,9 +360,10 @@ def application(
     paths beside those of the storages. Watches end when the callables in `app.state.on_leave` are called.
     """
     watches: set[reading.Watch] = set()
+    crowd = Crowd() if crowd is None else crowd
     routes: list[Route] = []
     for storage in storages:
-        routes += Objects(storage, admit, watches).routes()
+        routes += Objects(storage, admit, watches, crowd).routes()
     routes += more
     routes += Site([storage.kind for storage in storages], admit, ready).routes()
 
