@@ -10,6 +10,7 @@ import pytest
 
 from greenroom.api.kube.kinds import SANDBOX
 from greenroom.api.kube.listings import FIRST
+from greenroom.api.kube.listings import PIECE as LIST_PIECE
 from greenroom.api.kube.options import Answering
 from greenroom.api.kube.reading import Watch, list_body, list_parts, listed, reached, watch
 from greenroom.api.kube.selectors import Selection, parse_labels
@@ -44,7 +45,7 @@ async def test_what_waits_for_a_slow_reader_is_bounded_whatever_the_size_of_obje
     assert not isinstance(parts, bytes)
     pieces = [piece async for piece in parts]
     assert len(json.loads(b"".join(pieces))["items"]) == 100
-    assert max(map(len, pieces)) <= bound
+    assert max(map(len, pieces)) <= LIST_PIECE + FIRST * (large + 1024)
     assert json.loads(b"".join(pieces)) == json.loads(list_body(SANDBOX, page, Answering()))
     follower = await watch(storage, Selection(), Answering(), Plan(True, None), seconds=20)
     lines = follower.lines()

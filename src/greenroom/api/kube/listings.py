@@ -18,10 +18,11 @@ from greenroom.api.kube.objects import Object, metadata_of
 from greenroom.api.kube.options import Answering
 from greenroom.api.kube.paging import Page
 from greenroom.api.kube.rows import Item, Row, object_of
-from greenroom.api.kube.watching import PIECE
 
 BATCH: Final = 512
 """Objects that are encoded, and sent, at a time, at most."""
+PIECE: Final = 1 << 20
+"""Bytes of a piece, about: more than `BATCH` objects of the usual size have, so only large ones make it shorter."""
 FIRST: Final = 16
 """Objects of the first piece: then it is known how large they are."""
 _PARTIAL: Final = b'{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":'
