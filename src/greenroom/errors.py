@@ -192,6 +192,12 @@ class NodeUnavailable(TemporaryError):
     kind = "node_unavailable"
 
 
+class JournalUnavailable(NodeUnavailable):
+    """A node's journal cannot be written (a full disk) or read: it takes nothing on until it can."""
+
+    kind = "journal"
+
+
 class OutcomeUnknown(TemporaryError):
     """A mutation was sent and its answer was lost: it may or may not have happened. Ask by its key."""
 
@@ -234,4 +240,7 @@ def from_wire(status: int, body: object) -> GreenroomError:
             return cls(message, float(after) if isinstance(after, int | float) else 1.0)
         if cls is not None:
             return cls(message)
+        if kind and message and status == TemporaryError.status:
+            # Of a newer release, or one that does not travel: what it says is still true.
+            return TemporaryError(message)
     return InternalError(f"a role answered HTTP {status} without a readable error")

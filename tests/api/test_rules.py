@@ -51,6 +51,31 @@ def test_the_operators_key_may_do_everything_everywhere() -> None:
     assert of_key(key).namespaces() is None
 
 
+@pytest.mark.parametrize(
+    ("rules", "reads", "writes"),
+    [
+        ((), True, False),
+        (("* *",), True, False),
+        (("* * in a,b",), True, False),
+        (("get,list *",), True, False),
+        (("* resourcequotas",), True, True),
+        (("create,get resourcequotas", "* *"), True, True),
+        (("* * in *",), True, True),
+        (("* sandboxes",), False, False),
+    ],
+)
+def test_who_is_bounded_by_a_quota_does_not_set_it_unless_a_rule_names_it(
+    rules: tuple[str, ...], reads: bool, writes: bool
+) -> None:
+    asked = caller(*rules)
+    for verb, wanted in (("get", reads), ("create", writes)):
+        assert asked.may(Action(verb=verb, resource="resourcequotas", namespace="a")) == wanted, verb
+    if not writes:
+        for verb in ("update", "patch", "delete", "deletecollection"):
+            assert not asked.may(Action(verb=verb, resource="resourcequotas", namespace="a"))
+            assert not asked.may(Action(verb=verb, resource="resourcequotas", namespace="a", part="status"))
+
+
 def test_rules_name_verbs_resources_and_namespaces() -> None:
     viewer = caller("get,list,watch sandboxes,sandboxwarmpools.extensions.agents.x-k8s.io in a,b")
     assert viewer.may(action("watch", namespace="b"))

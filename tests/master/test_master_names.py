@@ -13,6 +13,7 @@ import pytest
 
 from greenroom.errors import (
     GreenroomError,
+    JournalUnavailable,
     NameTaken,
     NodeUnavailable,
     OutcomeUnknown,
@@ -210,3 +211,17 @@ def test_a_quota_holds_over_all_nodes_before_any_is_asked(
         del node.sandboxes[sandbox.sandbox_id]
     made.clear()
     soon(lambda: refused() is None)
+
+
+def test_a_node_whose_journal_is_full_leaves_claims_to_the_others(
+    plane: Cluster, node: FakeNode, claim: Claim
+) -> None:
+    other = plane.node("node-1")
+    node.claim_error = JournalUnavailable(
+        "the node cannot use its journal now (disk is full); free disk space"
+    )
+    made = [claim(f"auto-{number}", owner="ns", name=f"box-{number}") for number in range(6)]
+    assert {each.node for each in made} == {"node-1"}
+    other.claim_error = node.claim_error
+    with pytest.raises(JournalUnavailable, match="free disk space"):
+        claim("auto-last")

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.config import Config
+from greenroom.errors import JournalUnavailable
 from greenroom.node.clock import SMALLEST, NodeClock, Reference
-from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from greenroom.errors import BadRequest, SandboxEnded, StaleObject, UnknownSandbox
+from greenroom.errors import BadRequest, JournalUnavailable, SandboxEnded, StaleObject, UnknownSandbox
 from greenroom.node.declaring import LAST_INSTANT, MOST_BYTES, checked
-from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.runtime.simulated import SimulatedRuntime
 from greenroom.wire.changes import Put, frame_of

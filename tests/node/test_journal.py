@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from greenroom.errors import SetupError
-from greenroom.node.journal import Inner, Journal, JournalUnavailable, digest_of
+from greenroom.errors import JournalUnavailable, SetupError
+from greenroom.node.journal import Inner, Journal, digest_of
 from greenroom.runtime.engine import Snapshot
 from greenroom.wire.ids import is_sandbox_id, new_sandbox_id
 from greenroom.wire.messages import ClaimRequest, Declared, PoolSpec, Sandbox, Size, SnapshotInfo

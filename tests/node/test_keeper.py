@@ -16,6 +16,7 @@ import pytest
 from greenroom.bench import faults_host as host
 from greenroom.config import Config
 from greenroom.errors import (
+    JournalUnavailable,
     KeyConflict,
     NodeUnavailable,
     PoolDry,
@@ -24,7 +25,7 @@ from greenroom.errors import (
     UnknownSandbox,
 )
 from greenroom.node.headroom import Headroom
-from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, quiet

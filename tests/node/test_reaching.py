@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from greenroom.config import Config
-from greenroom.errors import BadRequest, NotRunning, RuntimeFailure, UnknownSandbox
+from greenroom.errors import BadRequest, JournalUnavailable, NotRunning, RuntimeFailure, UnknownSandbox
 from greenroom.node.branching import Branching
 from greenroom.node.egress import NoGate
-from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, Vm

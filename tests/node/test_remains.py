@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from greenroom.config import Config
-from greenroom.errors import NameTaken, SandboxEnded, StaleObject, UnknownSandbox
+from greenroom.errors import JournalUnavailable, NameTaken, SandboxEnded, StaleObject, UnknownSandbox
 from greenroom.node import lifecycle, remains, residents
-from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted

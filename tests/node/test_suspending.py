@@ -15,6 +15,7 @@ from greenroom.errors import (
     AlreadyPaused,
     BadRequest,
     InternalError,
+    JournalUnavailable,
     RuntimeFailure,
     SnapshotDamaged,
     UnknownSandbox,
@@ -22,7 +23,7 @@ from greenroom.errors import (
 )
 from greenroom.guest.signing import signature
 from greenroom.node.branching import Branching
-from greenroom.node.journal import Journal, JournalUnavailable
+from greenroom.node.journal import Journal
 from greenroom.node.keeper import Keeper
 from greenroom.node.warmer import Warmer
 from greenroom.runtime.engine import Adopted, ClockReading, Golden, Identity, Snapshot, Vm

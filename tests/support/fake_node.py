@@ -29,6 +29,9 @@ from greenroom.wire.changes import HeldName, Position
 from greenroom.wire.ids import new_node_code, new_sandbox_id
 from greenroom.wire.messages import (
     ClaimRequest,
+    Fork,
+    ForkList,
+    ForkRequest,
     Network,
     NodeStatus,
     PoolCounts,
@@ -87,6 +90,8 @@ class FakeNode:
         """Claims wait until this is set; it is set from the start."""
         self.hold_claims.set()
         self.claims: list[ClaimRequest] = []
+        self.fork_error: str | None = None
+        """Why the last of some forks is not made."""
         """Every claim that arrived."""
         self.shares: dict[str, Registered] = {}
         """By master URL, the last answer to a report."""
@@ -290,6 +295,7 @@ class FakeNode:
             endpoint("POST", "/v1/sandboxes/{id}/timeout", self._timeout, ("api", "master", "operator")),
             endpoint("PUT", "/v1/sandboxes/{id}/network", self._network, ("api", "operator")),
             endpoint("POST", "/v1/sandboxes/{id}/resume", self._resume, ("api",)),
+            endpoint("POST", "/v1/sandboxes/{id}/fork", self._fork, ("master",)),
             endpoint("GET", "/v1/snapshots", self._snapshots, ("api",)),
             endpoint("GET", "/v1/status", self._status, ("operator", "master")),
         ]
@@ -421,6 +427,28 @@ class FakeNode:
         sandbox = msgspec.structs.replace(sandbox, ends_at=max(time.time() + wish.ttl, sandbox.ends_at))
         self.sandboxes[sandbox.sandbox_id] = sandbox
         return json_response(Resumed(sandbox, resumed=False))
+
+    async def _fork(self, request: Request) -> Response:
+        wanted = await read_json(request, ForkRequest)
+        self._note(request)
+        source = self._alive(request.path_params["id"])
+        forks: list[Fork] = []
+        for number, key in enumerate(wanted.keys):
+            if self.fork_error is not None and number == len(wanted.keys) - 1:
+                forks.append(Fork(error=self.fork_error))
+                continue
+            name = wanted.names[number] if wanted.names else ""
+            made = msgspec.structs.replace(
+                source, sandbox_id=new_sandbox_id(self.code), name=name, confirm_by=time.time() + 20
+            )
+            if key in self.by_key:
+                made = self._alive(self.by_key[key][1])
+            else:
+                asked = ClaimRequest(key=key, template=made.template, size=made.size, ttl=wanted.ttl)
+                self.sandboxes[made.sandbox_id] = made
+                self.by_key[key] = (asked, made.sandbox_id)
+            forks.append(Fork(sandbox=made))
+        return json_response(ForkList(forks), 201)
 
     async def _snapshots(self, request: Request) -> Response:
         self._note(request)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from starlette.requests import Request
 
+from greenroom.api.kube.crowd import Crowd
 from greenroom.api.kube.kinds import CORE, KINDS
 from greenroom.api.kube.resources import Attempt
 from greenroom.api.kube.rest import application
@@ -32,8 +33,12 @@ class KubeServer:
         self.attempts: list[Attempt] = []
         self.watched = asyncio.Event()
         self.refusal: Exception | None = None
+        self.refused: dict[str, Exception] = {}
+        """By verb."""
         self.ready = True
-        self.app = application(list(self.storages.values()), self._admit, ready=lambda: self.ready)
+        self.app = application(
+            list(self.storages.values()), self._admit, ready=lambda: self.ready, crowd=Crowd(each=2)
+        )
         self.url = ""
         self.client: httpx.AsyncClient
 
@@ -43,6 +48,8 @@ class KubeServer:
             self.watched.set()
         if self.refusal is not None:
             raise self.refusal
+        if attempt.verb in self.refused:
+            raise self.refused[attempt.verb]
 
     def leave(self) -> None:
         """End what only waits, as a server that stops does."""

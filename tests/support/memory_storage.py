@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from greenroom.api.kube.kinds import Action, Kind
 from greenroom.api.kube.objects import Key, Object, copied, key_of
 from greenroom.api.kube.status import Cause, already_exists, conflict, not_found
@@ -80,5 +82,5 @@ class MemoryStorage:
         version = self.cache.version + 1
         obj["metadata"]["resourceVersion"] = str(version)
         self.objects[key_of(obj)] = obj
-        self.cache.record(Change(version, before, obj))
+        self.cache.record(Change(version, before, obj, len(msgspec.json.encode(obj))))
         return obj

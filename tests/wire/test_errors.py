@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 import pytest
 
+import greenroom
 from greenroom import errors
 from greenroom.errors import GreenroomError, InternalError, PermanentError, PoolDry, TemporaryError, from_wire
 
@@ -41,6 +45,29 @@ def test_every_error_says_whether_to_retry() -> None:
 def test_kinds_are_unique() -> None:
     kinds = [cls.kind for cls in every(GreenroomError) if "kind" in vars(cls)]
     assert len(kinds) == len(set(kinds))
+
+
+def test_what_a_later_release_calls_temporary_keeps_its_text() -> None:
+    received = from_wire(503, {"error": {"kind": "something_new", "message": "free some space"}})
+    assert type(received) is TemporaryError
+    assert received.message == "free some space"
+
+
+def test_errors_of_roles_travel() -> None:
+    """What a role can answer with has to be known to all the others: it is defined on the first floor."""
+    for role in ("node", "master", "egress", "runtime", "store", "fleet", "images"):
+        for found in pkgutil.walk_packages([f"{greenroom.__path__[0]}/{role}"], f"greenroom.{role}."):
+            if not found.name.endswith("__main__"):
+                importlib.import_module(found.name)
+    here = {cls.__module__ for cls in _all(GreenroomError) if "kind" in vars(cls)}
+    roles = [
+        f"greenroom.{role}." for role in ("node", "master", "egress", "runtime", "store", "fleet", "images")
+    ]
+    assert not [module for module in here if module.startswith(tuple(roles))]
+
+
+def _all(root: type[GreenroomError]) -> list[type[GreenroomError]]:
+    return [cls for sub in root.__subclasses__() for cls in (sub, *_all(sub))]
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"error": "text"}, {"error": {"kind": "?"}}, "x", 3])

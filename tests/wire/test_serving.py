@@ -236,6 +236,27 @@ async def test_a_head_that_does_not_come_in_time_ends_its_connection(
     assert guarded.statistics() == {"open": 0, "headless": 0}
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "next"])
+@pytest.mark.parametrize("piece", [b"y" * 1000, b"y: z\r\n" * 200], ids=["value", "many"])
+async def test_a_head_without_end_ends_its_connection(app: Starlette, before: bytes, piece: bytes) -> None:
+    async with served(app) as url:
+        reader, writer = await _connect(url)
+        begin = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "
+        writer.write(before + begin)
+        reading = asyncio.ensure_future(reader.read(-1))
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                while not reading.done():
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        with contextlib.suppress(ConnectionError):
+            assert (await reading).count(b"HTTP/1.1 200") == bool(before)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
 async def test_connections_without_a_head_do_not_keep_others_out(
     app: Starlette, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,9 @@
 """The fleet as the api sees it: the node table kept by long polling, and calls to nodes and masters.
 
 Reads and changes of a sandbox go straight to its node, which the sandbox's id names: no master is on that
-path, and an api that has seen the table once goes on working while every master is away. Only a create asks a
-master, because only a master places. Lists ask nobody: they are answered from what the nodes have told (`seen`).
+path, and an api that has seen the table once goes on working while every master is away. Only a create, and a fork,
+ask a master: it places, and knows which names and how much of a quota are left. Lists ask nobody: they are
+answered from what the nodes have told (`seen`).
 """
 
 from __future__ import annotations
@@ -260,7 +261,18 @@ class Fleet:
 
     async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkList:
         """Sandboxes that go on where this one stands, each provisional; the same keys give the same ones."""
-        return await self._sandbox_call(sandbox_id, "fork", ForkList, request)
+
+        async def ask(master: str) -> ForkList:
+            url = f"{master}/v1/sandboxes/{sandbox_id}/fork"
+            return await self._client.call(
+                "POST", url, ForkList, request, deadline=self._config.api.move_deadline
+            )
+
+        await self._node_of(sandbox_id)
+        try:
+            return await self._any_master(ask)
+        except OutcomeUnknown as error:
+            raise _unsaid("fork") from error
 
     async def roll_back(self, sandbox_id: str, snapshot_id: str) -> Sandbox:
         """Let a sandbox go on from a snapshot that was taken of it. May be repeated."""
@@ -277,9 +289,7 @@ class Fleet:
         try:
             return await self._client.call("POST", url, kind, body, deadline=self._config.api.move_deadline)
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                f"its node did not say in time what became of it ({what}); look at the sandbox before trying again"
-            ) from error
+            raise _unsaid(what) from error
 
     async def snapshot(self, owner: str, ref: str) -> SnapshotInfo:
         """The owner's snapshot with this id or name (the newest of that name). Raises UnknownSnapshot."""
@@ -446,3 +456,9 @@ class Fleet:
             return
         self._templates = {template.template_id: template for template in templates}
         self._templates |= {template.name: template for template in templates}
+
+
+def _unsaid(what: str) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"its node did not say in time what became of it ({what}); look at the sandbox before trying again"
+    )

@@ -8,10 +8,15 @@ too. A rule for all namespaces is needed where an action is in none, or in all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from greenroom.store.records import EVERYTHING, ApiKey, Rule
+
+SET_ABOVE: Final = frozenset({"resourcequotas"})
+"""Resources that bound a namespace."""
+READS: Final = ("get", "list", "watch")
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +82,16 @@ def _allows(rule: Rule, action: Action) -> bool:
     return (
         ("*" in rule.verbs or action.verb in rule.verbs)
         and ("*" in rule.namespaces or (action.namespace != "" and action.namespace in rule.namespaces))
-        and any(_covers(each, action) for each in rule.resources)
+        and any(
+            _covers(each, action) for each in rule.resources if each != "*" or not _set_above(rule, action)
+        )
     )
+
+
+def _set_above(rule: Rule, action: Action) -> bool:
+    """Whether an action is beyond "everything" in some namespaces: who is bounded by a quota does not set it. A rule
+    that names the resource, or one for all namespaces, allows it."""
+    return action.resource in SET_ABOVE and action.verb not in READS and "*" not in rule.namespaces
 
 
 def _covers(resource: str, action: Action) -> bool:

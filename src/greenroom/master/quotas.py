@@ -1,8 +1,7 @@
 """Whether one more sandbox is within its owner's quotas. Pure.
 
 A quota is a Kubernetes `ResourceQuota` of the namespace that is the owner's; where there are several, all of them hold.
-Every sandbox counts, whichever dialect makes it. A fork is made by the node of the sandbox that is forked and passes no
-master: it counts from then on, but no quota forbids it.
+Every sandbox counts, whichever dialect makes it, forks too.
 """
 
 from __future__ import annotations

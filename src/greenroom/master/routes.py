@@ -28,6 +28,7 @@ from greenroom.master.catalogue import Catalogue
 from greenroom.master.claims import Claims
 from greenroom.master.driver import Driver
 from greenroom.master.driving import Driving
+from greenroom.master.forks import Forks
 from greenroom.master.membership import Membership, record_of
 from greenroom.master.metrics import CLAIM_SECONDS, CLAIMS, read
 from greenroom.master.placement import Placement
@@ -36,7 +37,7 @@ from greenroom.store.records import Store
 from greenroom.wire import logs, metrics
 from greenroom.wire.calling import RoleClient
 from greenroom.wire.changes import Position
-from greenroom.wire.messages import ClaimRequest, MasterStatus, NodeStatus, PoolSpec, Registered
+from greenroom.wire.messages import ClaimRequest, ForkRequest, MasterStatus, NodeStatus, PoolSpec, Registered
 from greenroom.wire.serving import endpoint, json_response, read_json
 from greenroom.wire.tasks import spawn, stop
 
@@ -70,6 +71,15 @@ class Master:
             self.catalogue,
             config.claims,
             self.driving.arrived,
+        )
+        self.forks = Forks(
+            client,
+            self.membership,
+            self.view,
+            self.following,
+            self.settling,
+            self.admission,
+            config.api.move_deadline,
         )
         self.catalogue.on_change = self.driving.declared
         self.following.on_move = self._moved
@@ -188,6 +198,11 @@ class Master:
         logs.about(sandbox.sandbox_id)
         return json_response(sandbox, 201)
 
+    async def fork(self, request: Request) -> Response:
+        """Copies of a sandbox, from its node."""
+        wanted = await read_json(request, ForkRequest)
+        return json_response(await self.forks.fork(request.path_params["sandbox_id"], wanted), 201)
+
     async def templates(self, _request: Request) -> Response:
         """All templates."""
         return json_response(self.catalogue.templates)
@@ -233,6 +248,7 @@ class Master:
             endpoint("GET", "/v1/nodes", self.nodes, ("api", "proxy", "operator")),
             endpoint("DELETE", "/v1/nodes/{name}", self.remove_node, ("operator",)),
             endpoint("POST", "/v1/claims", self.claim, ("api",)),
+            endpoint("POST", "/v1/sandboxes/{sandbox_id}/fork", self.fork, ("api",)),
             endpoint("GET", "/v1/templates", self.templates, readers),
             endpoint("GET", "/v1/templates/{ref:path}", self.template, readers),
             endpoint("GET", "/v1/pools", self.pools, readers),

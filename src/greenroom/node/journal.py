@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from greenroom.errors import SetupError, TemporaryError
+from greenroom.errors import JournalUnavailable, SetupError
 from greenroom.node.clock import Reference
 from greenroom.node.metrics import committed
 from greenroom.runtime.engine import Snapshot
@@ -57,12 +57,6 @@ CREATE INDEX IF NOT EXISTS claims_ended ON claims (changed_at) WHERE state = 'en
 """,
 }
 """What makes the next version of each: a node that is upgraded keeps its sandboxes."""
-
-
-class JournalUnavailable(TemporaryError):
-    """The journal cannot be written (a full disk) or read: nothing new is taken on until it can."""
-
-    kind = "journal"
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -113,7 +107,6 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Raises SetupError when the file is damaged or newer than this program."""
-        self._path = path
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             path.chmod(0o600)
@@ -151,7 +144,7 @@ class Journal:
             return self._db.execute(statement, values)
         except sqlite3.DatabaseError as error:
             raise JournalUnavailable(
-                f"this node cannot use its journal now ({error}); free disk space where {self._path.parent} lies"
+                f"the node cannot use its journal now ({error}); free disk space where its state directory lies"
             ) from error
         finally:
             committed(statement, begun)

@@ -190,7 +190,7 @@ def routes(
         placed("POST", "/v1/sandboxes/{sandbox_id}/resume", resume, ("api", "operator")),
         endpoint("POST", "/v1/sandboxes/{sandbox_id}/snapshots", take_snapshot, ("api",)),
         endpoint("GET", "/v1/sandboxes/{sandbox_id}/past", past, ("api", "operator")),
-        placed("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("api",)),
+        placed("POST", "/v1/sandboxes/{sandbox_id}/fork", fork, ("master",)),
         placed("POST", "/v1/sandboxes/{sandbox_id}/rollback", roll_back, ("api",)),
         endpoint("GET", "/v1/snapshots", snapshots, ("api", "master", "operator")),
         endpoint("GET", "/v1/snapshots/{snapshot_id}", snapshot, ("api", "master", "operator")),

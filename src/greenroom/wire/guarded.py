@@ -2,8 +2,9 @@
 answers in one piece (`joined`).
 
 Every user of the machine can open connections to a role's listener, and before its credential was checked a
-connection is worth little. So a head has a deadline, and when too many connections are open the one that has
-waited longest without a complete head is dropped. Honest heads arrive within milliseconds.
+connection is worth little. So a head has a deadline and a bound in bytes, and when too many connections are open
+the one that has waited longest without a complete head is dropped. Honest heads are short and arrive within
+milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from greenroom.wire.joined import Joined
 
 HEAD_DEADLINE = 10.0
 """Seconds from a connection, or from the first byte of a further request, to a complete head."""
+HEAD_LIMIT = 64 << 10
+"""Bytes of a head, about; more ends the connection."""
 CONNECTIONS = 4096
 """Connections of one process, all listeners together; one more drops the oldest that has no head."""
 
@@ -35,6 +38,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """See the module."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._joined = Joined(transport)
@@ -43,6 +47,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._await_head()
         if len(_open) > CONNECTIONS and _headless:
             next(iter(_headless))._drop()
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        # What comes at once may be some more; the parser would take any number of headers, each of any length.
+        if self in _headless and self._head_bytes > HEAD_LIMIT:
+            self._drop()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -65,6 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         _headless[self] = None
+        self._head_bytes = 0
         self._head_timer = asyncio.get_running_loop().call_later(HEAD_DEADLINE, self._drop)
 
     def _head_came(self) -> None:

@@ -43,13 +43,35 @@ def test_repeated_keys_are_named_and_the_last_counts() -> None:
         b"[" * (DEPTH_LIMIT + 1) + b"]" * (DEPTH_LIMIT + 1),
         b"[" + b"1," * (VALUE_LIMIT + 1) + b"1]",
         b"9" * 5000,
+        '{"a": 1}'.encode("utf-16"),
+        '{"a": 1}'.encode("utf-32-le"),
+        b'{"a": "\\ud800"}',
+        b'{"\\uDFFF": 1}',
     ],
-    ids=["empty", "open", "word", "nan", "huge", "bytes", "two", "deep-open", "deep", "many", "digits"],
+    ids=[
+        *("empty", "open", "word", "nan", "huge", "bytes", "two", "deep-open", "deep", "many", "digits"),
+        *("utf-16", "utf-32", "surrogate", "surrogate-key"),
+    ],
 )
 def test_what_is_no_json_or_too_much_of_it_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(StatusError) as refused:
         decoded(body)
     assert (refused.value.code, refused.value.reason) == (400, "BadRequest")
+
+
+def test_pairs_of_surrogates_are_one_character() -> None:
+    assert decoded(b'"\\ud83d\\ude00"') == ("\U0001f600", [])
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b'\\"', b'"', b"\\", b'"\\', b'\\""', b'"a'],
+    ids=["escape", "quote", "slash", "open", "both", "text"],
+)
+def test_a_body_is_read_once_however_its_texts_are_cut(piece: bytes) -> None:
+    # A search that begins anew behind every quote would take hours for this.
+    with pytest.raises(StatusError):
+        decoded((piece * BODY_LIMIT)[:BODY_LIMIT])
 
 
 def test_depth_is_not_counted_within_texts() -> None:

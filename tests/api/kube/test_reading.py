@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from greenroom.api.kube.kinds import SANDBOX
+from greenroom.api.kube.listings import FIRST
+from greenroom.api.kube.listings import PIECE as LIST_PIECE
 from greenroom.api.kube.options import Answering
-from greenroom.api.kube.reading import Watch, listed, reached, watch
+from greenroom.api.kube.reading import Watch, list_body, list_parts, listed, reached, watch
 from greenroom.api.kube.selectors import Selection, parse_labels
 from greenroom.api.kube.status import StatusError
-from greenroom.api.kube.watching import Plan
+from greenroom.api.kube.watching import PIECE, Plan
 from tests.support.memory_storage import MemoryStorage
 
 
@@ -30,6 +32,31 @@ async def test_a_read_waits_for_a_version_that_is_still_to_come() -> None:
     storage.cache.advance(7)
     await waiting
     assert storage.cache.statistics()["watchers"] == 0
+
+
+@pytest.mark.parametrize("large", [1, 1 << 10, 200 << 10])
+async def test_what_waits_for_a_slow_reader_is_bounded_whatever_the_size_of_objects(large: int) -> None:
+    storage = MemoryStorage(SANDBOX)
+    for number in range(100):
+        storage.put(obj(f"a{number}", "x" * large))
+    bound = PIECE + FIRST * (large + 1024)
+    page = await listed(storage, Selection(), {})
+    parts = list_parts(SANDBOX, page, Answering(), 0)
+    assert not isinstance(parts, bytes)
+    pieces = [piece async for piece in parts]
+    assert len(json.loads(b"".join(pieces))["items"]) == 100
+    assert max(map(len, pieces)) <= LIST_PIECE + FIRST * (large + 1024)
+    assert json.loads(b"".join(pieces)) == json.loads(list_body(SANDBOX, page, Answering()))
+    follower = await watch(storage, Selection(), Answering(), Plan(True, None), seconds=20)
+    lines = follower.lines()
+    events = 0
+    for number in range(100):
+        storage.put(obj(f"a{number}", "y" * large))
+    while events < 200:
+        piece = await anext(lines)
+        events += piece.count(b"\n")
+        assert len(piece) <= bound
+    follower.close()
 
 
 async def test_a_version_that_does_not_come_is_too_large() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -226,6 +227,17 @@ async def test_an_apply_creates_conflicts_and_takes(server: KubeServer) -> None:
     assert failed(nobody) == (422, "Invalid")
 
 
+async def test_an_apply_that_creates_is_asked_about_as_a_create(server: KubeServer) -> None:
+    path, how = f"{BOXES}/box", {"params": {"fieldManager": "me"}, "headers": APPLY}
+    server.refused["create"] = status.forbidden(status.Subject("agents.x-k8s.io", "sandboxes"), "not yours")
+    assert failed(await server.client.patch(path, json=box(), **how)) == (403, "Forbidden")  # type: ignore[arg-type]
+    assert failed(await server.client.get(path)) == (404, "NotFound")
+    del server.refused["create"]
+    assert (await server.client.patch(path, json=box(), **how)).status_code == 201  # type: ignore[arg-type]
+    server.refused["create"] = status.forbidden(status.Subject("agents.x-k8s.io", "sandboxes"), "not yours")
+    assert (await server.client.patch(path, json=box(), **how)).status_code == 200  # type: ignore[arg-type]
+
+
 async def test_pages_are_of_one_version_until_it_is_forgotten(server: KubeServer) -> None:
     http, storage = server.client, server.storages["sandboxes"]
     for number in range(5):
@@ -315,6 +327,34 @@ async def test_watches_end_when_the_server_leaves_or_loses_its_history(server: K
     assert failed(await http.get(BOXES, params={"watch": "true", "resourceVersion": "1"})) == (410, "Expired")
 
 
+async def test_too_many_watches_of_one_caller_are_refused_until_one_ends(server: KubeServer) -> None:
+    http = server.client
+    watching = {"watch": "true", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    watching["allowWatchBookmarks"] = "true"
+    open_lines: list[AsyncIterator[str]] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for path in (BOXES, POOLS):
+            response = await stack.enter_async_context(http.stream("GET", path, params=watching))
+            open_lines.append(response.aiter_lines())
+            await anext(open_lines[-1])
+        assert failed(await http.get(NODES, params=watching)) == (429, "TooManyRequests")
+        assert (await http.get(BOXES)).status_code == 200
+        # One that cannot begin is none.
+        assert failed(await http.get(BOXES, params={"watch": "1", "fieldSelector": "x=y"})) == (
+            400,
+            "BadRequest",
+        )
+    server.leave()
+
+    async def again() -> bool:
+        async with http.stream("GET", NODES, params=watching) as response:
+            return response.status_code == 200
+
+    async with asyncio.timeout(20):
+        while not await again():
+            pass
+
+
 async def test_what_is_refused(server: KubeServer) -> None:
     http = server.client
     await http.post(BOXES, json=box())
@@ -370,6 +410,14 @@ async def test_the_caller_is_asked_about_and_errors_from_below_are_statuses(serv
     server.refusal = status.forbidden(status.Subject("agents.x-k8s.io", "sandboxes"), "not yours")
     for path in (BOXES, f"{BOXES}/box", "/apis", "/version", "/openapi/v3", f"{BOXES}?watch=true"):
         assert failed(await http.get(path)) == (403, "Forbidden"), path
+    # Who may not do it is told so before the body is looked at.
+    for method, path in (
+        ("POST", BOXES),
+        ("PUT", f"{BOXES}/box"),
+        ("DELETE", f"{BOXES}/box"),
+        ("DELETE", BOXES),
+    ):
+        assert failed(await http.request(method, path, content=b"{" * 99)) == (403, "Forbidden"), method
     server.refusal = None
 
     def dry() -> None:
@@ -379,6 +427,25 @@ async def test_the_caller_is_asked_about_and_errors_from_below_are_statuses(serv
     refused = await http.post(BOXES, json=box())
     assert failed(refused) == (503, "PoolExhausted")
     assert refused.headers["retry-after"] == "2"
+
+
+async def test_patches_do_not_make_an_object_larger_than_one_may_be(server: KubeServer) -> None:
+    http = server.client
+    await http.post(BOXES, json=box())
+    path, sizes = f"{BOXES}/box", []
+    for number in range(4):
+        more = {"apiVersion": "v1", "kind": "Pod", "name": "p" * 600_000, "uid": str(number)}
+        owners = (await http.get(path)).json()["metadata"].get("ownerReferences", [])
+        answer = await http.patch(
+            path,
+            json=[{"op": "add", "path": "/metadata/ownerReferences", "value": owners}] * (not owners)
+            + [{"op": "add", "path": "/metadata/ownerReferences/-", "value": more}],
+            headers={"content-type": "application/json-patch+json"},
+        )
+        sizes.append(answer.status_code)
+    assert sizes == [200, 200, 413, 413]
+    assert failed(answer) == (413, "RequestEntityTooLarge")
+    assert (await http.delete(path)).status_code == 200
 
 
 async def test_health_discovery_and_description(server: KubeServer) -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from greenroom.api.kube.objects import key_of
 from greenroom.api.kube.selectors import Selection, parse_labels
 from greenroom.api.kube.status import StatusError
-from greenroom.api.kube.watching import INITIAL_END, Cache, Change, Plan, Watcher, bookmark, plan_of
+from greenroom.api.kube.watching import (
+    INITIAL_END,
+    QUEUE_BYTES,
+    RING_BYTES,
+    Cache,
+    Change,
+    Plan,
+    Watcher,
+    bookmark,
+    plan_of,
+)
 
 
 def obj(name: str, version: int, label: str = "") -> dict[str, Any]:
@@ -112,6 +122,49 @@ def test_a_slow_watcher_is_cut_off_and_the_others_go_on() -> None:
     assert slow.take() == []
     assert not quick.cut
     assert world.cache.statistics()["watchers"] == 1
+
+
+def heavy(cache: Cache, number: int, weight: int) -> None:
+    for _ in range(number):
+        version = cache.version + 1
+        cache.record(Change(version, None, obj("a", version), weight))
+
+
+def test_large_objects_are_kept_for_fewer_changes() -> None:
+    cache = Cache()
+    heavy(cache, 20, RING_BYTES // 8)
+    assert cache.statistics()["changes"] == 8
+    assert [change.version for change in cache.since(12)] == list(range(13, 21))
+    with pytest.raises(StatusError):
+        cache.since(11)
+    # The latest is kept in any case, and small ones come back in numbers.
+    heavy(cache, 1, 2 * RING_BYTES)
+    assert cache.statistics()["changes"] == 1
+    heavy(cache, 100, 1)
+    assert cache.statistics()["changes"] == 100
+
+
+def test_who_does_not_take_large_objects_is_cut_off() -> None:
+    cache = Cache()
+    slow, quick = cache.watch(0, None, nothing), cache.watch(0, None, nothing)
+    piece = QUEUE_BYTES // 8
+    for _ in range(10):
+        heavy(cache, 1, piece)
+        assert len(quick.take()) == 1
+    assert slow.cut
+    assert not quick.cut
+
+
+def test_what_is_taken_is_bounded_in_bytes_but_one_always_is() -> None:
+    cache = Cache()
+    watcher = cache.watch(0, None, nothing)
+    heavy(cache, 5, 1000)
+    assert [len(watcher.take(256, 2000)), len(watcher.take(256, 1)), len(watcher.take(256, 9000))] == [
+        2,
+        1,
+        2,
+    ]
+    assert watcher.take() == []
 
 
 def test_a_restart_ends_all_watches_and_forgets() -> None:

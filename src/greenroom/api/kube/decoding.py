@@ -16,9 +16,14 @@ BODY_LIMIT = 1 << 20
 """Bytes of a body."""
 DEPTH_LIMIT = 64
 """Objects and lists within each other. The deepest schema of ours has 12."""
-VALUE_LIMIT = 100_000
-"""Objects, lists and commas: about as many values, each of which is an object in memory."""
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
+VALUE_LIMIT = 20_000
+"""Objects, lists and commas: about as many values, each of which is looked at some twenty times."""
+DIGITS_LIMIT = 400
+"""Digits of a whole number: more than any double has."""
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)
+"""Texts, closed or not, and what makes the shape. A text is never read twice: one that is not closed ends the body."""
+_LONE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How a surrogate is written, which may lack its other half."""
 
 
 class _Pairs(dict[str, Any]):
@@ -36,7 +41,12 @@ def decoded(body: bytes, limit: int = BODY_LIMIT) -> tuple[Any, list[str]]:
         raise too_large(limit)
     _check_shape(body)
     try:
-        value = json.loads(body, object_pairs_hook=_object, parse_constant=_no_constant)
+        # Decoded here: left to itself the parser would take UTF-16 and UTF-32 as well.
+        value = json.loads(
+            body.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_integer
+        )
+        if _LONE.search(body):
+            _check_texts(value)
     except (ValueError, RecursionError) as error:
         raise bad_request(
             f"the object provided is unrecognized: not valid JSON ({str(error)[:100]})"
@@ -80,6 +90,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         dict.fromkeys(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     )
     return marked
+
+
+def _integer(text: str) -> int:
+    if len(text) > DIGITS_LIMIT:
+        raise ValueError(f"a number has more than {DIGITS_LIMIT} digits")
+    return int(text)
+
+
+def _check_texts(value: Any) -> None:
+    # Half a surrogate pair is no character: nobody could encode it again, neither for the node nor for the answer.
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text has one half of a surrogate pair") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -20,7 +20,11 @@ from greenroom.api.kube.paging import Page
 from greenroom.api.kube.rows import Item, Row, object_of
 
 BATCH: Final = 512
-"""Objects that are encoded, and sent, at a time."""
+"""Objects that are encoded, and sent, at a time, at most."""
+PIECE: Final = 1 << 20
+"""Bytes of a piece, about: more than `BATCH` objects of the usual size have, so only large ones make it shorter."""
+FIRST: Final = 16
+"""Objects of the first piece: then it is known how large they are."""
 _PARTIAL: Final = b'{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":'
 
 Pieces = list[bytes]
@@ -54,15 +58,20 @@ def _list(head: Object, name: bytes, items: Sequence[Item], add: Add) -> Iterato
     if not items:
         yield beginning + b"]}"
         return
-    for first in range(0, len(items), BATCH):
+    first, many = 0, FIRST
+    while first < len(items):
         pieces: Pieces = []
-        add(pieces, items[first : first + BATCH])
+        add(pieces, items[first : first + many])
         if first == 0:
             pieces[0] = pieces[0].removeprefix(b",")
             pieces.insert(0, beginning)
-        if first + BATCH >= len(items):
+        if first + many >= len(items):
             pieces.append(b"]}")
-        yield b"".join(pieces)
+        piece = b"".join(pieces)
+        yield piece
+        first += many
+        # Objects may be a thousand times larger than is usual, and a piece waits for whoever reads slowly.
+        many = max(1, min(BATCH, 32 * many, many * PIECE // len(piece)))
 
 
 def _each(one: Callable[[Pieces, Item], None]) -> Add:

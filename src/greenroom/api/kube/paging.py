@@ -37,7 +37,7 @@ def limit_of(asked: str | None) -> int:
     """The `limit` parameter; 0 is no limit. Raises 400."""
     if not asked:
         return 0
-    if not asked.isascii() or not asked.isdigit() or int(asked[:11]) > LIMIT_LIMIT:
+    if not asked.isascii() or not asked.isdigit() or len(asked) > 10 or int(asked) > LIMIT_LIMIT:
         raise bad_request(f"limit: Invalid value: {asked[:20]!r}: a number of objects is needed")
     return int(asked)
 

@@ -18,6 +18,8 @@ EVERY: Final = 0.02
 """Seconds between two times that watchers are woken while changes keep coming, at most."""
 EACH: Final = 20e-6
 """Seconds that writing to one watcher takes, about."""
+CHUNK_BYTES: Final = 32 << 20
+"""Bytes of them."""
 CHUNKS: Final = 256
 """Pieces of a stream that are kept until they are woken again, for others who want the same."""
 
@@ -33,6 +35,7 @@ class Pulse:
         self._last = float("-inf")
         self._set = False
         self._chunks: dict[Hashable, bytes] = {}
+        self._kept = 0
 
     def wake(self, news: asyncio.Event) -> None:
         """Set an event, now or within the interval."""
@@ -51,6 +54,7 @@ class Pulse:
         self._set = False
         self._last = asyncio.get_running_loop().time()
         self._chunks.clear()
+        self._kept = 0
         woken, self._woken = self._woken, {}
         self._pause = min(self._every, self._each * len(woken))
         for news in woken:
@@ -62,8 +66,9 @@ class Pulse:
 
     def keep(self, key: Hashable, chunk: bytes) -> bytes:
         """Keep it for others."""
-        if len(self._chunks) < CHUNKS:
+        if len(self._chunks) < CHUNKS and self._kept + len(chunk) <= CHUNK_BYTES:
             self._chunks[key] = chunk
+            self._kept += len(chunk)
         return chunk
 
 

@@ -24,6 +24,7 @@ from greenroom.api.kube.selectors import Selection
 from greenroom.api.kube.status import StatusError, bad_request, version_too_large
 from greenroom.api.kube.storage import Listing, Storage
 from greenroom.api.kube.watching import (
+    PIECE,
     Cache,
     Change,
     Plan,
@@ -132,12 +133,24 @@ def list_body(kind: Kind, page: paging.Page, answer: Answering, now: Now = now_u
     return b"".join(listings.chunks(kind, page, answer, now()))
 
 
-async def list_chunks(
-    kind: Kind, page: paging.Page, answer: Answering, now: Now = now_utc
-) -> AsyncIterator[bytes]:
-    """The same in pieces, between which others have their turn."""
-    for chunk in listings.chunks(kind, page, answer, now()):
-        yield chunk
+def list_parts(
+    kind: Kind, page: paging.Page, answer: Answering, whole: int, now: Now = now_utc
+) -> bytes | AsyncIterator[bytes]:
+    """The same, or where it has more than `whole` bytes, in pieces between which others have their turn."""
+    pieces = listings.chunks(kind, page, answer, now())
+    made: list[bytes] = []
+    for piece in pieces:
+        made.append(piece)
+        if sum(map(len, made)) > whole:
+            return _parted(made, pieces)
+    return b"".join(made)
+
+
+async def _parted(made: list[bytes], more: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while made:
+        yield made.pop(0)
+    for piece in more:
+        yield piece
         await asyncio.sleep(0)
 
 
@@ -213,7 +226,7 @@ class Watch:
                 yield piece
             while not self._watcher.cut and loop.time() < end:
                 self._news.clear()
-                if changes := self._watcher.take(BATCH):
+                if changes := self._watcher.take(BATCH, PIECE):
                     yield self._lines(changes)
                     continue
                 if loop.time() >= mark:
@@ -236,10 +249,16 @@ class Watch:
             items, self._initial = self._initial.objects, None
             everything = self._selection.namespaced_only
             for first in range(0, len(items), BATCH):
-                batch = items[first : first + BATCH]
-                yield b"".join(
-                    self._added(item) for item in batch if everything or self._selection.admits(item)
-                )
+                lines: list[bytes] = []
+                size = 0
+                for item in items[first : first + BATCH]:
+                    if everything or self._selection.admits(item):
+                        lines.append(self._added(item))
+                        size += len(lines[-1])
+                        if size > PIECE:
+                            yield b"".join(lines)
+                            lines, size = [], 0
+                yield b"".join(lines)
             if self._plan.marked:
                 yield self._bookmark(initial_end=True)
 

@@ -19,6 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from greenroom.api.kube import negotiation, options, paging, reading
+from greenroom.api.kube.access import CALLER
+from greenroom.api.kube.crowd import Crowd
 from greenroom.api.kube.decoding import BODY_LIMIT, decoded, decoded_object
 from greenroom.api.kube.kinds import Action
 from greenroom.api.kube.negotiation import JSON, PATCHES
@@ -37,13 +39,14 @@ from greenroom.api.kube.storage import Storage
 from greenroom.api.kube.validation import warning_header
 from greenroom.api.kube.watching import plan_of, truth_of
 from greenroom.api.kube.writing import Body, Outcome, Writer
+from greenroom.api.rules import Caller
 from greenroom.errors import GreenroomError
 from greenroom.errors import NotFound as NoSuchPath
 from greenroom.wire.requests import Application
 from greenroom.wire.serving import Lifespan, error_handlers, read_body
 
-STREAMED: Final = 500
-"""A list of more objects is sent in pieces."""
+STREAMED: Final = 1 << 20
+"""A list of more bytes is sent in pieces."""
 AT_ONCE: Final = 32
 """Objects of a collection that are deleted at the same time."""
 HEADER: Final = 1000
@@ -53,12 +56,13 @@ HEADER: Final = 1000
 class Objects:
     """The handlers of one kind."""
 
-    def __init__(self, storage: Storage, admit: Admit, watches: set[reading.Watch]) -> None:
+    def __init__(self, storage: Storage, admit: Admit, watches: set[reading.Watch], crowd: Crowd) -> None:
         self.kind = storage.kind
         self._storage = storage
         self._writer = Writer(storage)
         self._admit = admit
         self._watches = watches
+        self._crowd = crowd
 
     def routes(self) -> list[Route]:
         """The paths of the kind."""
@@ -124,15 +128,18 @@ class Objects:
             )
             # Not all watches that began together shall end together.
             seconds = options.watch_seconds(query.get("timeoutSeconds"), lambda: 1800 * (1 + random.random()))  # noqa: S311
-            watch = await reading.watch(self._storage, selection, answer, plan, seconds=seconds)
-            return Streamed(watch, self._watches)
+            caller = request.scope.get(CALLER)
+            who = (caller.uid or caller.user) if isinstance(caller, Caller) else ""
+            self._crowd.enter(who)
+            try:
+                watch = await reading.watch(self._storage, selection, answer, plan, seconds=seconds)
+            except BaseException:
+                self._crowd.leave(who)
+                raise
+            return Streamed(watch, self._watches, lambda: self._crowd.leave(who))
         await self._may(request, "list")
         page = await reading.listed(self._storage, selection, query)
-        response: Response
-        if len(page.objects) > STREAMED:
-            response = StreamingResponse(reading.list_chunks(self.kind, page, answer), media_type=JSON)
-        else:
-            response = Response(reading.list_body(self.kind, page, answer), media_type=JSON)
+        response = self._page(page, answer)
         if page.missing:
             response.headers.append("Warning", warning_header(_incomplete(page.missing)))
             response.headers["X-Greenroom-Partial"] = ", ".join(page.missing)[:HEADER]
@@ -166,12 +173,17 @@ class Objects:
         )
         key = await self._may(request, "patch", part)
         body = decoded(await read_body(request, BODY_LIMIT))
-        return self._answer(request, await self._writer.patch(key, media_type, body, asked, part))
+
+        async def may_create() -> None:
+            await self._may(request, "create")
+
+        outcome = await self._writer.patch(key, media_type, body, asked, part, may_create)
+        return self._answer(request, outcome)
 
     async def delete(self, request: Request) -> Response:
         """Delete an object."""
-        asked = await self._deleting(request)
         key = await self._may(request, "delete")
+        asked = await self._deleting(request)
         obj, gone = await self._writer.delete(key, asked)
         if gone:
             told = success(self.kind.subject(key[1]), metadata_of(obj).get("uid", ""))
@@ -180,10 +192,10 @@ class Objects:
 
     async def delete_collection(self, request: Request) -> Response:
         """Delete the objects that are selected; answers them as they were, or as they are going."""
+        await self._may(request, "deletecollection")
         asked = await self._deleting(request)
         query = request.query_params
         selection = options.selection(query, self._key(request)[0], self.kind)
-        await self._may(request, "deletecollection")
         page = await reading.listed(self._storage, selection, query)
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -211,8 +223,7 @@ class Objects:
                 raise end
         left = [end for end in ends if isinstance(end, dict)]
         answer = options.answering({}, JSON)
-        made = paging.Page(left, page.metadata)
-        return Response(reading.list_body(self.kind, made, answer), media_type=JSON)
+        return self._page(paging.Page(left, page.metadata), answer)
 
     async def get_status(self, request: Request) -> Response:
         """Read an object for its status."""
@@ -289,6 +300,12 @@ class Objects:
             negotiation.body_type(request.headers.get("content-type", ""))
         return options.deleting(request.query_params, decoded_object(body)[0] if body else {})
 
+    def _page(self, page: paging.Page, answer: options.Answering) -> Response:
+        parts = reading.list_parts(self.kind, page, answer, STREAMED)
+        if isinstance(parts, bytes):
+            return Response(parts, media_type=JSON)
+        return StreamingResponse(parts, media_type=JSON)
+
     def _answer(self, request: Request, outcome: Outcome, *, alone: bool = False) -> Response:
         accept = request.headers.get("accept", "")
         if alone:
@@ -311,10 +328,11 @@ def _incomplete(nodes: Sequence[str]) -> str:
 class Streamed(StreamingResponse):
     """The answer to a watch. It is known to the application while it lasts, so that a server that leaves can end it."""
 
-    def __init__(self, watch: reading.Watch, watches: set[reading.Watch]) -> None:
+    def __init__(self, watch: reading.Watch, watches: set[reading.Watch], ended: Callable[[], None]) -> None:
         super().__init__(watch.lines(), media_type=JSON)
         self._watch = watch
         self._watches = watches
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until one of the two ends it."""
@@ -322,6 +340,7 @@ class Streamed(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._ended()
             self._watches.discard(self._watch)
             self._watch.close()
 
@@ -332,6 +351,7 @@ def application(
     lifespan: Lifespan | None = None,
     *,
     ready: Callable[[], bool] = lambda: True,
+    crowd: Crowd | None = None,
     more: Sequence[Route] = (),
 ) -> Starlette:
     """The ASGI application over some storages.
@@ -340,9 +360,10 @@ def application(
     paths beside those of the storages. Watches end when the callables in `app.state.on_leave` are called.
     """
     watches: set[reading.Watch] = set()
+    crowd = Crowd() if crowd is None else crowd
     routes: list[Route] = []
     for storage in storages:
-        routes += Objects(storage, admit, watches).routes()
+        routes += Objects(storage, admit, watches, crowd).routes()
     routes += more
     routes += Site([storage.kind for storage in storages], admit, ready).routes()
 

@@ -8,6 +8,7 @@ Everything that handles objects of a storage takes plain objects and rows alike 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -34,6 +35,10 @@ class Row:
         """The text that field selectors compare of this field, or None where the object has to be asked."""
         return None
 
+    def weight(self) -> int:
+        """About how many bytes its JSON has."""
+        return LIGHT
+
     def json(self) -> tuple[bytes, ...]:
         """The object's JSON, in pieces."""
         return (msgspec.json.encode(self.object()),)
@@ -49,6 +54,8 @@ class Row:
         return None
 
 
+LIGHT: Final = 1 << 10
+"""Bytes of an object, where nothing better is known."""
 Item = Object | Row
 Items = Sequence[Object] | Sequence[Row]
 Make = Callable[[], Object]

@@ -217,9 +217,9 @@ def gone(message: str) -> StatusError:
     return StatusError(410, "Gone", message)
 
 
-def too_large(limit: int) -> StatusError:
-    """413: the body is over its bound, in bytes."""
-    return StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit} bytes")
+def too_large(limit: int, what: str = "Request entity") -> StatusError:
+    """413: the body, or what it would make, is over its bound, in bytes."""
+    return StatusError(413, "RequestEntityTooLarge", f"{what} too large: limit is {limit} bytes")
 
 
 def too_many_requests(message: str, retry: float) -> StatusError:

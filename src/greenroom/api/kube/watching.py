@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from greenroom.api.kube.objects import Key, Object, version_of
-from greenroom.api.kube.rows import Item, Row, key_of_item, object_of
+from greenroom.api.kube.rows import LIGHT, Item, Row, key_of_item, object_of
 from greenroom.api.kube.selectors import Selection
 from greenroom.api.kube.status import StatusError, bad_request, expired
 from greenroom.api.kube.versions import LONGEST, Clock
@@ -28,8 +28,14 @@ from greenroom.api.kube.versions import LONGEST, Clock
 Type = Literal["ADDED", "MODIFIED", "DELETED"]
 RING = 8192
 """Changes that a cache keeps."""
+RING_BYTES = 64 << 20
+"""Bytes of objects that a cache keeps in changes, about; some forms of them may come on top."""
 QUEUE = 4096
 """Changes that may wait for one watcher."""
+QUEUE_BYTES = 2 * RING_BYTES
+"""Bytes of objects that may wait for one watcher, about."""
+PIECE = 256 << 10
+"""Bytes that are sent in one piece, about: as much waits for a client that does not read."""
 WATCHERS = 4096
 """Watchers of one cache."""
 INITIAL_END: Final = "k8s.io/initial-events-end"
@@ -40,14 +46,18 @@ Wake = Callable[[], None]
 class Change:
     """One change of one object: `after` is None when it is gone, `before` when it is new."""
 
-    __slots__ = ("_after", "_before", "_encoded", "_gone", "_objects", "key", "version")
+    __slots__ = ("_after", "_before", "_encoded", "_gone", "_objects", "key", "version", "weight")
 
-    def __init__(self, version: int, before: Item | None, after: Item | None) -> None:
+    def __init__(
+        self, version: int, before: Item | None, after: Item | None, weight: int | None = None
+    ) -> None:
         present = after if after is not None else before
         if present is None:
             raise ValueError("a change is about an object")
         self.version = version
         self.key: Key = key_of_item(present)
+        self.weight = weight or (present.weight() if isinstance(present, Row) else LIGHT)
+        """About how many bytes of JSON the object has."""
         self._before = before
         self._after = after
         self._objects: tuple[Object | None, Object | None] | None = None
@@ -138,6 +148,7 @@ class Watcher:
         self._wake = wake
         self._limit = limit
         self._queue: deque[Change] = deque()
+        self._weight = 0
 
     @property
     def waiting(self) -> int:
@@ -150,24 +161,33 @@ class Watcher:
             return
         if not self._simple and change.type_for(self.selection) is None:
             return
-        if len(self._queue) >= self._limit:
+        full = len(self._queue) >= self._limit or self._weight > QUEUE_BYTES
+        if full:
             self.end()
             return
         self._queue.append(change)
+        self._weight += change.weight
         self._wake()
 
     def nudge(self) -> None:
         """Something else is new: the version."""
         self._wake()
 
-    def take(self, most: int = 256) -> list[Change]:
-        """What has come, oldest first."""
-        return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+    def take(self, most: int = 256, weight: int = QUEUE_BYTES) -> list[Change]:
+        """What has come, oldest first: up to so many, and up to about so many bytes, but one at least."""
+        taken: list[Change] = []
+        taking = 0
+        while self._queue and len(taken) < most and taking < weight:
+            taken.append(self._queue.popleft())
+            taking += taken[-1].weight
+        self._weight -= taking
+        return taken
 
     def end(self) -> None:
         """Cut the watcher off; what was waiting for it is forgotten."""
         self.cut = True
         self._queue.clear()
+        self._weight = 0
         self._wake()
 
 
@@ -180,6 +200,7 @@ class Cache:
         self._oldest = version
         self._ring: deque[Change] = deque()
         self._size = ring
+        self._weight = 0
         self._watchers: dict[Watcher, None] = {}
 
     @property
@@ -197,8 +218,11 @@ class Cache:
             raise ValueError(f"version {change.version} is not above {self._version}")
         self._version = change.version
         self._ring.append(change)
-        if len(self._ring) > self._size:
-            self._oldest = self._ring.popleft().version
+        self._weight += change.weight
+        while len(self._ring) > self._size or (self._weight > RING_BYTES and len(self._ring) > 1):
+            old = self._ring.popleft()
+            self._oldest = old.version
+            self._weight -= old.weight
         for watcher in list(self._watchers):
             watcher.offer(change)
             if watcher.cut:
@@ -213,6 +237,7 @@ class Cache:
     def restart(self, version: int) -> None:
         """Forget the changes: nobody can go on from before `version`, and whoever watches has to list anew."""
         self._ring.clear()
+        self._weight = 0
         self._version = max(self._version, version)
         self._oldest = self._version
         for watcher in list(self._watchers):

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import msgspec
+
 from greenroom.api.kube import objectmeta
 from greenroom.api.kube.kinds import Action, field
 from greenroom.api.kube.negotiation import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
@@ -33,6 +35,7 @@ from greenroom.api.kube.status import (
     invalid,
     name_not_free,
     not_found,
+    too_large,
     unsupported_media_type,
 )
 from greenroom.api.kube.storage import Cautioning, Orphaning, Storage
@@ -50,6 +53,8 @@ from greenroom.api.kube.versions import revision_of
 T = TypeVar("T")
 ATTEMPTS = 5
 """Times that a write without a version is tried when others are faster."""
+OBJECT_LIMIT = 3 << 19
+"""Bytes of an object (1.5 MiB, as in Kubernetes): patches could make it larger than any body may be."""
 NAMES = 8
 """Names that a create with generateName tries."""
 Body = tuple[Any, list[str]]
@@ -93,11 +98,19 @@ class Writer:
         return Outcome(await self._changed(old, new, options, part), warnings)
 
     async def patch(
-        self, key: Key, media_type: str, patch: Body, options: Writing, part: str = ""
+        self,
+        key: Key,
+        media_type: str,
+        patch: Body,
+        options: Writing,
+        part: str = "",
+        may_create: Callable[[], Awaitable[None]] | None = None,
     ) -> Outcome:
-        """Change an object in part; an apply also creates it. Raises 400, 404, 409, 415, 422."""
+        """Change an object in part; an apply also creates it, once `may_create` has not objected.
+
+        Raises 400, 404, 409, 415, 422."""
         if media_type == APPLY_PATCH:
-            return await self._apply(key, patch, options, part)
+            return await self._apply(key, patch, options, part, may_create)
 
         async def attempt() -> Outcome:
             old = await self._existing(key)
@@ -110,7 +123,14 @@ class Writer:
 
         return await self._again(attempt, names_version(media_type, patch[0]))
 
-    async def _apply(self, key: Key, body: Body, options: Writing, part: str) -> Outcome:
+    async def _apply(
+        self,
+        key: Key,
+        body: Body,
+        options: Writing,
+        part: str,
+        may_create: Callable[[], Awaitable[None]] | None,
+    ) -> Outcome:
         config, warnings = self._taken(body, options)
         self._placed(config, *key)
         told_version = metadata_of(config).get("resourceVersion", "")
@@ -121,6 +141,8 @@ class Writer:
             old = await self._storage.get(key)
             if old is None and (part or told_uid or told_version):
                 raise not_found(self._kind.subject(key[1]))
+            if old is None and may_create is not None:
+                await may_create()
             self._meant(old, told_version, told_uid)
             given = copied(config)
             if self._kind.has_status:
@@ -168,6 +190,7 @@ class Writer:
                     warnings = [*warnings, *self._storage.warnings(new)]
                 if applier is None:
                     updated(None, new, self._kind, self._author(options, ""))
+                check_size(new)
             try:
                 kept = await self._storage.create(copied(new) if generate else new, dry_run=options.dry_run)
             except StatusError as error:
@@ -188,6 +211,7 @@ class Writer:
         self._check(new, old)
         if not tracked:
             updated(old, new, self._kind, self._author(options, part))
+        check_size(new)
         own = self._kind.root_fields - {"metadata", "status", "apiVersion", "kind"}
         if any(not same(new.get(name), old.get(name)) for name in own):
             new["metadata"]["generation"] = int(metadata_of(old).get("generation") or 0) + 1
@@ -389,6 +413,12 @@ def patched(old: Object, media_type: str, patch: Any, schema: Schema) -> Any:
     if media_type == STRATEGIC_PATCH:
         return apply_strategic_patch(old, patch, schema)
     raise unsupported_media_type((JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH))
+
+
+def check_size(obj: Object) -> None:
+    """Raises 413 for an object that is larger than one may be."""
+    if len(msgspec.json.encode(obj)) > OBJECT_LIMIT:
+        raise too_large(OBJECT_LIMIT, "Object")
 
 
 def names_version(media_type: str, patch: Any) -> bool:

@@ -329,6 +329,9 @@ async def test_pause_and_resume_by_subresource(world: World, writer: Writer) -> 
     assert resumed["spec"]["operatingMode"] == "Running"
     with pytest.raises(StatusError, match="it has passed already"):
         await act(writer, "resume", shutdownTime="2020-01-01T00:00:00Z")
+    # That is in the year 10000 by UTC, which no node writes down.
+    with pytest.raises(StatusError, match="before the year 10000"):
+        await act(writer, "resume", shutdownTime="9999-12-31T23:59:59-23:59")
 
 
 async def test_forks_are_sandboxes_of_their_own(world: World, writer: Writer) -> None:

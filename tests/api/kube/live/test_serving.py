@@ -64,8 +64,9 @@ async def test_a_list_in_pieces_is_the_list(
 ) -> None:
     fill(world, 1100)
     query = {"includeObject": include} if include else {}
+    monkeypatch.setattr(rest, "STREAMED", 0)
     streamed = await client.get(f"{PATH}/sandboxes", headers={"Accept": accept}, params=query)
-    monkeypatch.setattr(rest, "STREAMED", 10_000)
+    monkeypatch.setattr(rest, "STREAMED", 1 << 30)
     whole = await client.get(f"{PATH}/sandboxes", headers={"Accept": accept}, params=query)
     assert "content-length" not in streamed.headers
     assert "content-length" in whole.headers

@@ -114,6 +114,13 @@ def test_a_patch_is_bounded() -> None:
         apply_json_patch({"a": [1]}, doubling)
 
 
+def test_a_patch_does_not_multiply_a_long_text() -> None:
+    spread = [{"op": "copy", "from": "/a/0", "path": "/a/-"}] * 1000
+    with pytest.raises(StatusError, match="copies too much"):
+        apply_json_patch({"a": ["x" * 100_000]}, spread)
+    assert len(apply_json_patch({"a": ["x"]}, spread)["a"]) == 1001
+
+
 DOCUMENTS = st.recursive(
     st.integers(0, 3) | st.booleans() | st.none() | st.sampled_from(["x", "a/b", "m~n"]),
     lambda inner: (

@@ -13,9 +13,11 @@ import pytest
 from greenroom.api.kube.live.claims import Found
 from greenroom.api.kube.options import Deleting, Writing
 from greenroom.api.kube.status import StatusError
+from greenroom.api.kube.stored import following
 from greenroom.api.kube.stored.assembly import Stored
 from greenroom.api.kube.versions import Clock
 from greenroom.api.kube.writing import Writer
+from greenroom.errors import TemporaryError
 from greenroom.fleet.view import View
 from greenroom.store.sqlite import SqliteStore
 from greenroom.wire.changes import Beat, Counted, Gone, Put, Whole
@@ -112,6 +114,39 @@ async def process(path: Path, tag: int = 1) -> AsyncIterator[Process]:
 
 def counts(warm: int, starting: int = 0) -> PoolCounts:
     return PoolCounts(template="base", size="small", target=9, warm=warm, starting=starting, waiting=0)
+
+
+async def test_what_one_process_wrote_another_reads_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following.Following.__init__, "__kwdefaults__", {"every": 3600.0})
+    async with process(tmp_path) as one, process(tmp_path, 2) as other:
+        key = ("a", "pool")
+        for storage, obj in ((other.stored.templates, template("pool")), (other.stored.pools, pool())):
+            made = await one.create(obj)
+            found = await storage.get(key)
+            assert found is not None
+            assert found["metadata"]["uid"] == made["metadata"]["uid"]
+            assert len((await storage.list("a")).objects) == 1
+        await one.create(template())
+        assert (await other.stored.pool("a", "pool")).template["metadata"]["name"] == "py"
+        await one.pools.delete(key, Deleting())
+        again = await other.create(pool())
+        shown = await one.stored.pools.get(key)
+        assert shown is not None
+        assert shown["metadata"]["uid"] == again["metadata"]["uid"]
+
+
+async def test_while_the_store_cannot_be_read_what_is_known_is_answered(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.create(template())
+
+        async def broken() -> None:
+            raise TemporaryError("the disk is gone")
+
+        one.stored.templates.look = broken
+        assert await one.stored.templates.get(("a", "py")) is not None
+        assert len((await one.stored.templates.list("")).objects) == 1
 
 
 async def test_another_process_sees_what_is_written_changed_and_removed(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from greenroom.wire.podsizes import image_of, resources_of, size_for
 CONTAINER: Final = "spec.podTemplate.spec.containers[0]"
 VARIABLES: Final = 256
 """Environment variables of one sandbox."""
+LAST_INSTANT: Final = 253_402_300_799.0
+"""The last second of the year 9999 (Unix seconds): what comes after has no date that can be written."""
 NAMED: Final = 20
 """Templates that a refusal names."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,254}")
@@ -155,7 +157,9 @@ def ending_violations(told: object, before: object, path: str, now: float) -> It
     if told is None or same(told, before):
         return
     at = seconds_of(told)
-    if at is not None and at <= now:
+    if at is not None and at > LAST_INSTANT:
+        yield wrong(path, told, "it has to lie before the year 10000 (UTC)")
+    elif at is not None and at <= now:
         yield wrong(path, told, "it has passed already; name an instant in the future, or delete the object")
 
 

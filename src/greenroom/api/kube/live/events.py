@@ -33,7 +33,7 @@ COMPONENT: Final = "greenroom"
 class EventRow(Row):
     """An event about a Sandbox, or its SandboxClaim, as that is or was."""
 
-    __slots__ = ("_about", "_at", "_message", "_reason", "_sandbox", "_type", "_version")
+    __slots__ = ("_about", "_at", "_message", "_node", "_of", "_reason", "_sandbox_id", "_type", "_version")
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class EventRow(Row):
             f"{name[:200]}.{sandbox.sandbox_id[-6:]}{int(at * 1e6):x}.{about.singular}-{reason.lower()}",
         )
         self._about = about
-        self._sandbox = sandbox
+        # Not the row: it has all that was ever declared of the sandbox, and events outlive that.
+        self._of = name
+        self._sandbox_id = sandbox.sandbox_id
+        self._node = sandbox.facts.node
         self._at = at
         self._reason = reason
         self._message = message
@@ -68,13 +71,13 @@ class EventRow(Row):
         """See `Row`."""
         match name:
             case "involvedObject.name":
-                return self._sandbox.key[1]
+                return self._of
             case "involvedObject.namespace":
                 return self.key[0]
             case "involvedObject.kind":
                 return self._about.name
             case "involvedObject.uid":
-                return documents.uid_of(self._about, self._sandbox.sandbox_id)
+                return documents.uid_of(self._about, self._sandbox_id)
             case "reason":
                 return self._reason
             case "type":
@@ -84,7 +87,6 @@ class EventRow(Row):
     def object(self) -> Object:
         """See `Row`."""
         namespace, name = self.key
-        facts = self._sandbox.facts
         at = instant_text(self._at)
         return {
             "apiVersion": EVENT.api_version,
@@ -100,8 +102,8 @@ class EventRow(Row):
                 "apiVersion": self._about.api_version,
                 "kind": self._about.name,
                 "namespace": namespace,
-                "name": self._sandbox.key[1],
-                "uid": documents.uid_of(self._about, self._sandbox.sandbox_id),
+                "name": self._of,
+                "uid": documents.uid_of(self._about, self._sandbox_id),
             },
             "reason": self._reason,
             "message": self._message,
@@ -111,8 +113,8 @@ class EventRow(Row):
             "lastTimestamp": at,
             "eventTime": None,
             "reportingComponent": COMPONENT,
-            "reportingInstance": facts.node,
-            "source": {"component": COMPONENT, "host": facts.node},
+            "reportingInstance": self._node,
+            "source": {"component": COMPONENT, "host": self._node},
         }
 
 

@@ -18,7 +18,7 @@ from greenroom.api.kube.live.observing import Live
 from greenroom.api.kube.live.reads import Current, ReadOnly
 from greenroom.api.kube.live.shelves import LiveRow
 from greenroom.api.kube.objects import Key, Object
-from greenroom.api.kube.rows import Row
+from greenroom.api.kube.rows import LIGHT, Row
 from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.watching import Cache, Change
 from greenroom.fleet.view import NodeView
@@ -26,6 +26,9 @@ from greenroom.wire.messages import Listed
 
 EVERY: Final = 1.0
 """Seconds between two changes of one node's inventory that are told."""
+
+ENTRY: Final = 300
+"""Bytes of a sandbox in an inventory, about."""
 
 
 class Addresses(Protocol):
@@ -64,6 +67,10 @@ class InventoryRow(Row):
     def began(self) -> float:
         """When the node was first heard of (Unix seconds)."""
         return self._began
+
+    def weight(self) -> int:
+        """See `Row`."""
+        return LIGHT + ENTRY * len(self._node.entries)
 
     def object(self) -> Object:
         """See `Row`."""

@@ -17,7 +17,7 @@ from greenroom.api.kube.kinds import CLAIM, SANDBOX, Kind
 from greenroom.api.kube.live import documents
 from greenroom.api.kube.live.conditions import PHASES, Facts, claim_status, ready, sandbox_status
 from greenroom.api.kube.objects import Key, Object
-from greenroom.api.kube.rows import Row
+from greenroom.api.kube.rows import LIGHT, Row
 from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.versions import Clock
 from greenroom.api.kube.watching import Cache, Change
@@ -85,6 +85,11 @@ class LiveRow(Row):
         self._status = b',"status":' + _encode(status) + b"}"
         self._metadata = _encode(metadata)
         return self._metadata
+
+    def weight(self) -> int:
+        """See `Row`."""
+        declared = self.facts.listed.declared
+        return LIGHT if declared is None else LIGHT + len(memoryview(declared.document))
 
     def json(self) -> tuple[bytes, ...]:
         """See `Row`."""

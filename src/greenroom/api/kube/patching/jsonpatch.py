@@ -11,6 +11,8 @@ from greenroom.api.kube.status import StatusError, bad_request
 OPERATIONS_LIMIT = 1_000
 COPIED_LIMIT = 100_000
 """Values that all `copy` operations of a patch may make; each may double the document, so few would fill memory."""
+TEXT = 16
+"""Characters of a text that count as one value more."""
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _KINDS = ("add", "remove", "replace", "move", "copy", "test")
 
@@ -137,8 +139,10 @@ def _remove(document: Any, path: list[str]) -> tuple[Any, Any]:
 
 
 def _count(value: Any) -> int:
+    if isinstance(value, str):
+        return 1 + len(value) // TEXT
     if isinstance(value, dict):
-        return 1 + sum(_count(each) for each in value.values())
+        return 1 + sum(_count(name) + _count(each) for name, each in value.items())
     if isinstance(value, list):
         return 1 + sum(_count(each) for each in value)
     return 1

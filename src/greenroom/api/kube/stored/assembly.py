@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from greenroom.api.kube.live.claims import Found
+from greenroom.api.kube.status import StatusError
 from greenroom.api.kube.storage import Storage
 from greenroom.api.kube.stored.driving import Driven
 from greenroom.api.kube.stored.following import Following, Restating
@@ -14,6 +15,7 @@ from greenroom.api.kube.stored.kinds import PoolStorage, QuotaStorage, TemplateS
 from greenroom.api.kube.stored.pools import Catalogue
 from greenroom.api.kube.stored.poolstatus import Totals
 from greenroom.api.kube.versions import Clock
+from greenroom.errors import TemporaryError
 from greenroom.fleet.usage import Usage
 from greenroom.fleet.view import Entry, NodeView, View
 from greenroom.store.records import Store
@@ -40,6 +42,8 @@ class Stored:
         self._following = Following(
             store, (self.templates, self.pools, self.quotas), self.catalogue, self._pools_due.mark
         )
+        for storage in (self.templates, self.pools, self.quotas):
+            storage.look = self._following.look
         view.observe_nodes(self._node)
         view.observe(self._entered)
 
@@ -54,6 +58,14 @@ class Stored:
 
     async def pool(self, namespace: str, name: str) -> Found:
         """See `live.claims.Pools`. Raises 404 for a pool that is not there, 422 for one that can have no members."""
+        try:
+            return self.pools.pool(namespace, name)
+        except StatusError as error:
+            if error.reason != "NotFound":
+                raise
+        # It may have been made a moment ago, by another process.
+        with contextlib.suppress(TemporaryError):
+            await self._following.look()
         return self.pools.pool(namespace, name)
 
     def namespaces(self) -> set[str]:

@@ -8,7 +8,8 @@ document's. So a change of a status is a change for watchers and no conflict for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -19,17 +20,23 @@ from greenroom.api.kube.status import Cause, already_exists, conflict, invalid, 
 from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.versions import Clock, revision_of
 from greenroom.api.kube.watching import Cache, Change
-from greenroom.errors import StaleObject
+from greenroom.errors import StaleObject, TemporaryError
 from greenroom.store.records import Store, StoredObject
 
+Look = Callable[[], Awaitable[None]]
 _NOT_KEPT: Final = frozenset({"apiVersion", "kind", "status"})
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document and the version that the store has of it."""
+    """A document, the version that the store has of it, and the bytes that it has there."""
 
     version: int
     body: Object
+    size: int = 0
+
+
+async def nothing() -> None:
+    """Takes in nothing."""
 
 
 class StoredStorage:
@@ -41,6 +48,8 @@ class StoredStorage:
         self.resource = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
         self.stale = True
         """What is here may not be what the store has: it has to be read."""
+        self.look: Look = nothing
+        """Takes in what other processes have written: whoever wrote through one replica may read through another."""
         self._store = store
         self._clock = clock
         self._documents: dict[Key, Document] = {}
@@ -81,12 +90,19 @@ class StoredStorage:
 
     async def get(self, key: Key) -> Object | None:
         """One object, or None."""
+        await self._looked()
         return self._objects.get(key)
 
     async def list(self, namespace: str) -> Listing:
         """The objects of a namespace, or of all."""
+        await self._looked()
         keys = sorted(key for key in self._objects if not namespace or key[0] == namespace)
         return Listing(self.cache.version, [self._objects[key] for key in keys])
+
+    async def _looked(self) -> None:
+        # While the store cannot be read, what is known has to do.
+        with contextlib.suppress(TemporaryError):
+            await self.look()
 
     def check(self, new: Object, old: Object | None) -> Sequence[Cause]:
         """Nothing beyond the schema, unless a kind says so."""
@@ -97,6 +113,8 @@ class StoredStorage:
     async def create(self, obj: Object, *, dry_run: bool) -> Object:
         """Keep a new object. Raises 409, 422, TemporaryError."""
         key = key_of(obj)
+        if key in self._objects:
+            await self._looked()
         if key in self._objects:
             raise already_exists(self.kind.subject(key[1]))
         await self._checked(obj, None)
@@ -183,7 +201,7 @@ class StoredStorage:
             await self._read()
             return None
         self.stale = False
-        made = self._keep(key, Document(kept.version, document))
+        made = self._keep(key, Document(kept.version, document, len(memoryview(stored.document))))
         self.changed([key])
         return made
 
@@ -204,7 +222,12 @@ class StoredStorage:
         for key, each in told.items():
             known = self._documents.get(key)
             if known is None or known.version != each.version:
-                self._keep(key, Document(each.version, msgspec.json.decode(each.document)))
+                self._keep(
+                    key,
+                    Document(
+                        each.version, msgspec.json.decode(each.document), len(memoryview(each.document))
+                    ),
+                )
                 new.append(key)
         self.stale = False
         if gone or new:
@@ -222,7 +245,7 @@ class StoredStorage:
             version = self._clock.next(document.version)
             metadata = {**before["metadata"], "resourceVersion": str(version)}
             after = self._objects[key] = {**before, "metadata": metadata, "status": status}
-            self.cache.record(Change(version, before, after))
+            self.cache.record(Change(version, before, after, document.size))
 
     def _keep(self, key: Key, document: Document) -> Object:
         before = self._objects.get(key)
@@ -234,12 +257,12 @@ class StoredStorage:
         version = self._clock.next(document.version)
         status = None if before is None else before.get("status")
         after = self._objects[key] = self._shown(document.body, status, str(version))
-        self.cache.record(Change(version, before, after))
+        self.cache.record(Change(version, before, after, document.size))
         return after
 
     def _forget(self, key: Key) -> None:
         document, before = self._documents.pop(key), self._objects.pop(key)
-        self.cache.record(Change(self._clock.next(document.version), before, None))
+        self.cache.record(Change(self._clock.next(document.version), before, None, document.size))
 
     def _shown(self, document: Object, before: Object | None, version: str) -> Object:
         obj: Object = {"apiVersion": self.kind.api_version, "kind": self.kind.name, **copied(document)}
