@@ -427,6 +427,8 @@ class DrivenPool(msgspec.Struct, frozen=True, kw_only=True):
     old_keys: list[PoolName] = []
     """What it filled before its template changed, and has members of still. A claim by the pool tries these first, in
     this order, and `key` last."""
+    targets: list[int] = []
+    """Members wanted of each of `old_keys`, and last of `key`: of those that several pools share, this one's part."""
     desired: int = 0
     """Members wanted in all: its replicas, or what autoscaling makes of them."""
     unplaced: int = 0

@@ -275,7 +275,7 @@ def _pod_metadata(metadata: Mapping[str, Any]) -> list[Cause]:
     found += objectmeta.annotation_violations(metadata.get("annotations") or {}, f"{path}.annotations")
     return found + [
         not_allowed(f"{path}.labels", f"{key} is set by the platform; leave it out")
-        for key in (*documents.OWN_LABELS, documents.CLAIM_LABEL)
+        for key in documents.SET_LABELS
         if key in labels
     ]
 
@@ -287,13 +287,12 @@ def _sandbox_part(spec: Object, template: Object, env: Mapping[str, str]) -> Par
     if env:
         first["env"] = [{"name": name, "value": value} for name, value in env.items()]
     metadata: Object = {"generation": 1}
-    own = (*documents.OWN_LABELS, documents.CLAIM_LABEL)
     for field in ("labels", "annotations"):
         both = {
             **((pod.get("metadata") or {}).get(field) or {}),
             **((spec.get("additionalPodMetadata") or {}).get(field) or {}),
         }
-        if kept := {key: value for key, value in both.items() if key not in own}:
+        if kept := {key: value for key, value in both.items() if key not in documents.SET_LABELS}:
             metadata[field] = kept
             pod.setdefault("metadata", {})[field] = kept
     lifecycle = spec.get("lifecycle") or {}
