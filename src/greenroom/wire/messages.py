@@ -145,6 +145,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     declared: Declared | None = None
     warm: Literal["never", "prefer", "require"] = "prefer"
     """`require`: a member of a declared pool, for which it is waited; `never`: one made for this claim alone."""
+    pool: ObjectName = ""
+    """The SandboxWarmPool that it was claimed by, for errors to name; empty where it was not."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):

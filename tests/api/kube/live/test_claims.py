@@ -18,9 +18,11 @@ from greenroom.api.kube.status import StatusError
 from greenroom.api.kube.stored.pools import selector_of
 from greenroom.api.kube.writing import Writer
 from greenroom.wire.messages import Network
+from greenroom.wire.podsizes import SIZES
 from tests.support.kube_fleet import FakePools, World
 
 KEY = ("default", "job")
+SMALL, MEDIUM = SIZES[:2]
 MERGE = "application/merge-patch+json"
 
 
@@ -235,6 +237,53 @@ async def test_the_key_with_a_warm_member_comes_first(world: World) -> None:
     world.node.counted(0)
     await make(world)
     assert world.fleet.calls[0][1].size.name == "small"
+
+
+async def test_one_of_the_old_template_shows_what_it_has() -> None:
+    """The template asks for more by now, and has gained a variable, which is set at the handing over."""
+    pools = FakePools()
+    first = pools.template["spec"]["podTemplate"]["spec"]["containers"][0]
+    first |= {"resources": {"requests": {"cpu": "2"}}, "env": [{"name": "A", "value": "1"}]}
+    pools.keys = [("base", SMALL), ("base", MEDIUM)]
+    world = World(pools=pools).begin()
+    world.node.counted(1)
+    await make(world)
+    assert world.fleet.calls[0][1].size == SMALL
+    (container,) = (await sandbox(world))["spec"]["podTemplate"]["spec"]["containers"]
+    assert container == {
+        "name": "main",
+        "image": "base",
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}},
+        "env": [{"name": "A", "value": "1"}],
+    }
+    world.close()
+
+
+async def test_one_of_the_new_template_shows_what_was_written() -> None:
+    pools = FakePools()
+    first = pools.template["spec"]["podTemplate"]["spec"]["containers"][0]
+    first |= {"resources": {"limits": {"cpu": "2"}}}
+    pools.keys = [("base", MEDIUM)]
+    world = World(pools=pools).begin()
+    await make(world)
+    (container,) = (await sandbox(world))["spec"]["podTemplate"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {"cpu": "2"}}
+    world.close()
+
+
+async def test_a_pool_that_is_declared_with_none_is_not_waited_for() -> None:
+    pools = FakePools()
+    pools.keeps = False
+    world = World(pools=pools).begin()
+    with pytest.raises(
+        StatusError, match=r"SandboxWarmPool 'warm' is declared with 0 sandboxes.*kubectl scale"
+    ) as told:
+        await make(world, warmPolicy="require")
+    assert (told.value.code, told.value.reason, told.value.retry) == (503, "PoolExhausted", None)
+    assert world.fleet.calls == []
+    await make(world)
+    assert world.fleet.calls[0][1].pool == "warm"
+    world.close()
 
 
 async def test_watchers_of_both_kinds_see_both(world: World) -> None:

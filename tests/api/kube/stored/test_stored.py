@@ -269,6 +269,17 @@ async def test_a_pool_without_its_template_waits_for_it(tmp_path: Path) -> None:
         found = await one.stored.pool("a", "pool")
         assert isinstance(found, Found)
         assert found.keys == (("base", SMALL),)
+        assert found.keeps
+
+
+async def test_whether_a_pool_is_to_have_members_at_all(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.create(template())
+        await one.create(pool("none", replicas=0))
+        await one.create(pool("never", replicas=2, autoscaling={"maxReplicas": 0}))
+        await one.create(pool("some", replicas=0, autoscaling={"maxReplicas": 2}))
+        found = [(await one.stored.pool("a", name)).keeps for name in ("none", "never", "some")]
+        assert found == [False, False, True]
 
 
 async def test_a_pool_without_a_template_still_shows_its_members_and_no_word_of_their_room(

@@ -28,7 +28,7 @@ from greenroom.api.kube.live.conditions import Facts, claim_status, sandbox_stat
 from greenroom.api.kube.live.instants import instant_text, same_instant
 from greenroom.api.kube.objectmeta import value_problem
 from greenroom.api.kube.objects import Object
-from greenroom.wire.messages import FOREVER, Declared, Listed
+from greenroom.wire.messages import FOREVER, Declared, Listed, Size
 
 PREFIX: Final = "sandbox.greenroom.dev/"
 ID_LABEL: Final = f"{PREFIX}id"
@@ -213,16 +213,18 @@ def sandbox_spec(listed: Listed, document: Document) -> Object:
     if (given := document.sandbox.get("spec")) is not None:
         spec.update(given)
     else:
-        spec["podTemplate"] = {"spec": {"containers": [_container(listed)]}}
+        container = {"name": "sandbox", **has(listed.template, listed.size)}
+        spec["podTemplate"] = {"spec": {"containers": [container]}}
     _ending(spec, listed)
     spec.setdefault("shutdownPolicy", "Retain" if listed.declared and listed.declared.retain else "Delete")
     spec["operatingMode"] = "Suspended" if listed.state == "paused" else "Running"
     return spec
 
 
-def _container(listed: Listed) -> Object:
-    has = {"cpu": str(listed.size.cpus), "memory": f"{listed.size.memory_mib}Mi"}
-    return {"name": "sandbox", "image": listed.template, "resources": {"requests": has}}
+def has(template: str, size: Size) -> Object:
+    """The fields of a container that tell what a sandbox was made of: template and size."""
+    asked = {"cpu": str(size.cpus), "memory": f"{size.memory_mib}Mi"}
+    return {"image": template, "resources": {"requests": asked}}
 
 
 def ends(listed: Listed) -> float | None:

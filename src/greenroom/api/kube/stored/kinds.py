@@ -166,7 +166,8 @@ class PoolStorage(StoredStorage):
                 422, "Invalid", f"SandboxWarmPool {name!r} can have no sandboxes: {made.problem}"
             )
         older = self._driven.older(key, made.key, self._catalogue)
-        return Found(template, (*older, (made.key.template, made.size)))
+        keys = (*older, (made.key.template, made.size))
+        return Found(template, keys, keeps=wish(document).bounds.most > 0)
 
 
 class QuotaStorage(StoredStorage):
