@@ -37,9 +37,8 @@ def test_the_parts_of_a_key_add_up_and_nobody_has_more_than_is_there(
     for name in (ONE, TWO):
         # One key alone, so that its parts can be told from the other's.
         total = there.get(name, NOTHING)
-        alone = parted(
-            pools, declared, lambda each, name=name, total=total: total if each == name else NOTHING
-        )
+        per = {ONE: NOTHING, TWO: NOTHING} | {name: total}
+        alone = parted(pools, declared, per.__getitem__)
         shown = sum((part for part in alone.values()), NOTHING)
         weights = {key: targets[name] for key, targets in pools.items() if name in targets}
         if weights and not declared.get(name):

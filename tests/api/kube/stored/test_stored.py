@@ -302,6 +302,25 @@ async def test_a_pool_without_a_template_still_shows_its_members_and_no_word_of_
         assert [each["type"] for each in one.status()["conditions"]] == ["Ready", "Progressing"]
 
 
+async def test_until_the_leader_has_seen_a_new_template_members_are_of_the_one_before(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.create(template(resources={"requests": {"cpu": "2"}}))
+        await one.create(pool(replicas=2))
+        told = DrivenPool(
+            namespace="a",
+            name="pool",
+            key=PoolName("base", "small"),
+            targets=[2],
+            desired=2,
+            observed_generation=1,
+        )
+        one.stored.driven.learn(DrivenPools(1, [told]))
+        one.node(counts(2))
+        await eventually(lambda: one.status()["readyReplicas"] == 2)
+        found = await one.stored.pool("a", "pool")
+        assert [size.name for _, size in found.keys] == ["small", "medium"]
+
+
 async def test_a_pool_full_of_older_members_has_none_of_those_that_others_keep(tmp_path: Path) -> None:
     """Its template has become what Greenroom's own pool has, too."""
     async with process(tmp_path) as one:
