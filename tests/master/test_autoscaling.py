@@ -38,6 +38,13 @@ def test_a_pool_grows_at_once_and_shrinks_when_less_has_been_enough_for_long() -
     assert scale.want(1.0, 1.0, 2, 50, 4.0 + 2 * PATIENCE) == 2
 
 
+def test_claims_on_an_empty_pool_that_has_made_no_member_yet_bring_one() -> None:
+    scale = Scale()
+    assert scale.want(0.0, None, 0, 5, 0.0) == 0
+    assert scale.want(0.3, None, 0, 5, 1.0) == 1
+    assert scale.want(0.3, 10.0, 0, 5, 2.0) == 5
+
+
 def test_other_bounds_hold_at_once() -> None:
     scale = Scale()
     assert scale.want(100.0, 1.0, 0, 50, 0.0) == 50

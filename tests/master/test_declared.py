@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from greenroom.master.declared import QUOTAS, TEMPLATES, WARM_POOLS, Autoscaling, Declarations, DeclaredPool
+from greenroom.fleet.warmpools import Autoscaling, Templates
+from greenroom.master.declared import QUOTAS, TEMPLATES, WARM_POOLS, Declarations, DeclaredPool
 from greenroom.store.records import StoredObject
 from greenroom.wire.messages import PoolName, Size, Template
 
@@ -17,8 +18,7 @@ OWN = Size("own", 3, 700, 4096)
 BASE = Template(template_id="x" * 20, name="base", size=OWN, created_at=0.0)
 
 
-def find(ref: str) -> Template | None:
-    return BASE if ref in ("base", BASE.template_id, "base:default") else None
+KNOWN = Templates([BASE])
 
 
 def stored(resource: str, name: str, version: int = 1, **document: Any) -> StoredObject:
@@ -38,7 +38,7 @@ def pool(**spec: Any) -> StoredObject:
 def only(*objects: StoredObject) -> DeclaredPool:
     declared = Declarations()
     declared.read(objects)
-    [found] = declared.pools(find)
+    [found] = declared.pools(KNOWN)
     return found
 
 
@@ -102,8 +102,8 @@ def test_only_what_has_another_version_is_read_again() -> None:
     declared = Declarations()
     declared.read([template(), pool(replicas=1)])
     declared.read([template(), pool(replicas=2)])
-    assert [each.replicas for each in declared.pools(find)] == [1]
+    assert [each.replicas for each in declared.pools(KNOWN)] == [1]
     declared.read([template(), msgspec.structs.replace(pool(replicas=2), version=2)])
-    assert [each.replicas for each in declared.pools(find)] == [2]
+    assert [each.replicas for each in declared.pools(KNOWN)] == [2]
     declared.read([template()])
-    assert declared.pools(find) == []
+    assert declared.pools(KNOWN) == []

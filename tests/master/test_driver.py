@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from greenroom.master.declared import Autoscaling, DeclaredPool
+from greenroom.api.kube.stored.driving import Driven
+from greenroom.api.kube.stored.poolstatus import Count, parted
+from greenroom.fleet.warmpools import Autoscaling
+from greenroom.master.declared import DeclaredPool
 from greenroom.master.driver import BARRED_FOR, FAILING_FOR, Decision, Driver
 from greenroom.master.rollout import floor_of
-from greenroom.wire.messages import NodeStatus, PoolCounts, PoolName, PoolSpec, PoolStatus, Size
+from greenroom.wire.messages import DrivenPools, NodeStatus, PoolCounts, PoolName, PoolSpec, PoolStatus, Size
 
 SMALL = Size("small", 1, 512, 4096)
 K1, K2, K3 = (PoolName(name, "small") for name in ("one", "two", "three"))
@@ -306,6 +309,28 @@ def test_old_members_stay_until_they_are_claimed() -> None:
     assert fleet.decision.driven[0].old_keys == []
 
 
+def test_what_is_wanted_of_each_kind_is_told() -> None:
+    node = Node("a")
+    fleet = Fleet(node)
+    fleet.driver.declare([spec(K2, 4)], [pool(3, name="x"), pool(2, name="y")])
+    fleet.settle()
+    fleet.driver.declare([spec(K2, 4)], [pool(3, name="x"), pool(2, K2, name="y")])
+    node.warm[K1] -= 1
+    fleet.settle()
+    x, y = fleet.decision.driven
+    assert (x.old_keys, x.targets, x.desired) == ([], [3], 3)
+    assert (y.old_keys, y.targets, y.desired) == ([K1], [1, 1], 2)
+    assert (fleet.asked(K1), fleet.asked(K2)) == (4, 5)
+
+
+def test_the_maximum_holds_whatever_the_replicas_are() -> None:
+    fleet = Fleet(Node("a"))
+    fleet.driver.declare([], [pool(3, autoscaling=Autoscaling(max_replicas=1))])
+    fleet.settle()
+    assert fleet.asked(K1) == 1
+    assert fleet.decision.driven[0].desired == 1
+
+
 def test_two_pools_that_leave_one_template_do_not_count_its_members_twice() -> None:
     node = Node("a")
     fleet = Fleet(node)
@@ -451,6 +476,25 @@ class AnyFleet(RuleBasedStateMachine):
     def decides(self) -> None:
         self.fleet.beat()
         self.fleet.decide()
+        self.shown()
+
+    def shown(self) -> dict[str, int]:
+        """Ready members of each pool as its status has them: together with those of Greenroom's own they are all there
+        are of the keys that are wanted, and no pool has more than it asked for where no key has."""
+        driven = Driven(lambda: None)
+        driven.learn(DrivenPools(1, self.fleet.decision.driven))
+        targets = {("ns", name): driven.targets(("ns", name)) for name in self.pools}
+        declared = {key: each.target for key, each in self.specs.items() if each.target}
+        parts = parted(targets, declared, lambda key: Count(self.fleet.ready(key)))
+        shared = {key for each in targets.values() for key in each}
+        there = sum(self.fleet.ready(key) for key in shared)
+        alone = sum(self.fleet.ready(key) for key in shared if key not in declared)
+        assert alone <= sum(part.warm for part in parts.values()) <= there
+        wanted = {key: sum(each.get(key, 0) for each in targets.values()) for key in shared}
+        if all(self.fleet.ready(key) <= wanted[key] + declared.get(key, 0) for key in shared):
+            for (namespace, name), part in parts.items():
+                assert part.warm <= sum(targets[namespace, name].values())
+        return {name: part.warm for (_, name), part in parts.items()}
 
     @precondition(lambda self: self.fleet.nodes)
     @rule()
@@ -461,6 +505,7 @@ class AnyFleet(RuleBasedStateMachine):
         asked = sum(self.fleet.asked(key) for key in (K1, K2, K3))
         assert asked == wanted
         assert self.fleet.ready(K1, K2, K3) == wanted
+        assert self.shown() == {name: each.replicas for name, each in self.pools.items()}
         for each in self.fleet.decision.driven:
             assert each.unplaced == 0
             assert each.key not in each.old_keys

@@ -172,6 +172,17 @@ def test_one_that_requires_a_warm_pool_is_told_where_there_is_none(plane: Cluste
     with pytest.raises(PoolDry, match="no node keeps base sandboxes of size small warm; declare") as caught:
         claim("auto-1", warm="require", wait=0.1)
     assert caught.value.retry_after == 2.0
+    with pytest.raises(
+        PoolDry, match=r"no node keeps the base .* of SandboxWarmPool 'p' yet; its conditions"
+    ):
+        claim("auto-2", warm="require", wait=0.1, pool="p")
+
+
+def test_a_dry_pool_is_named_where_the_claim_came_by_one(node: FakeNode, claim: Claim) -> None:
+    node.claim_error = PoolDry("none came free", retry_after=7)
+    with pytest.raises(PoolDry, match=r"^SandboxWarmPool 'p': none came free$") as caught:
+        claim("auto-1", pool="p")
+    assert caught.value.retry_after == 7.0
 
 
 def test_a_quota_holds_over_all_nodes_before_any_is_asked(

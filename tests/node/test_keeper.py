@@ -354,7 +354,7 @@ async def test_claims_at_once_get_a_member_each_and_the_journal_names_it_before_
 async def test_a_claim_says_how_warm_it_wants_its_vm_and_learns_how_it_was(
     keeper: Keeper, warmer: Warmer, runtime: SimulatedRuntime, ask: Ask
 ) -> None:
-    with pytest.raises(PoolDry, match="no warm pool"):
+    with pytest.raises(PoolDry, match="are kept warm here"):
         await keeper.claim(ask("k1", warm="require", wait=30.0))
     assert (await keeper.claim(ask("k1", warm="prefer"))).launch == "cold", "its key was free again"
     await warmer.set_pools([PoolSpec(template="base", size=SMALL, target=1)], quiet)

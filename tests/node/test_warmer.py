@@ -125,10 +125,10 @@ async def test_a_pool_whose_members_fail_says_so(warmer: Warmer, runtime: Simula
 async def test_declared_stock_alone_is_refused_at_once_where_there_is_none(
     warmer: Warmer, runtime: SimulatedRuntime
 ) -> None:
-    with pytest.raises(PoolDry, match="no warm pool of base in small is declared here; declare one"):
+    with pytest.raises(PoolDry, match="no base sandboxes of size small are kept warm here; raise"):
         await warmer.claim("base", SMALL, wait=30, stock=True)
     await warmer.claim("base", SMALL, wait=5)
-    with pytest.raises(PoolDry, match="no warm pool"):
+    with pytest.raises(PoolDry, match="are kept warm here"):
         await warmer.claim("base", SMALL, wait=30, stock=True)
     assert len(runtime.vms) == 1
 

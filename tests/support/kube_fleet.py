@@ -307,11 +307,13 @@ class FakePools:
             "metadata": {"name": "tools"},
             "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "base"}]}}, **spec},
         }
+        self.keys = [("base", SMALL)]
+        self.keeps = True
 
     async def pool(self, namespace: str, name: str) -> Found:
         if name != "warm":
             raise not_found(SandboxClaimStorage.kind.subject(name))
-        return Found(self.template, [("base", SMALL)])
+        return Found(self.template, self.keys, self.keeps)
 
 
 class World:

@@ -61,8 +61,8 @@ class Scale:
 
     def want(self, rate: float, make_seconds: float | None, least: int, most: int, now: float) -> int:
         """Members wanted for claims that come at `rate`, of which each takes `make_seconds` to make (None: not known,
-        then as few as may be)."""
-        needed = 0 if make_seconds is None else math.ceil(rate * make_seconds * RESERVE)
+        then as few as may be, but one where claims come: making that tells)."""
+        needed = int(rate > 0) if make_seconds is None else math.ceil(rate * make_seconds * RESERVE)
         wanted = max(least, min(most, needed))
         if self.size is None or wanted >= self.size or not least <= self.size <= most:
             grown = wanted if self.size is None else max(wanted, min(most, max(least, self.size)))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from greenroom.config import PoolsConfig
 from greenroom.errors import BadRequest, GreenroomError, UnknownTemplate
+from greenroom.fleet.warmpools import Templates
 from greenroom.master.declared import Declarations
 from greenroom.master.quotas import Quota
 from greenroom.store.records import NodeRecord, Store
@@ -25,8 +26,6 @@ _log = logging.getLogger(__name__)
 BASE = "base"
 """Name of the template that is always there; E2B's SDKs ask for it when they are told no other."""
 BASE_SIZE = Size("small", cpus=1, memory_mib=512, disk_mib=4096)
-DEFAULT_TAG = "default"
-"""The one tag a template has until templates can be built."""
 LOOK_EVERY = 0.05
 """Seconds between looks for another process's writes; a pool is to follow its declaration within 0.1 s."""
 
@@ -37,7 +36,7 @@ class Catalogue:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._version: int | None = None
-        self._by_ref: dict[str, Template] = {}
+        self.known = Templates()
         self.templates: list[Template] = []
         self.pools: list[PoolSpec] = []
         self.nodes: list[NodeRecord] = []
@@ -62,8 +61,7 @@ class Catalogue:
         self.nodes = await self._store.nodes()
         objects = [(await self._store.objects(resource))[1] for resource in Declarations.RESOURCES]
         self.templates, self.pools = templates, pools
-        self._by_ref = {template.name: template for template in templates}
-        self._by_ref |= {template.template_id: template for template in templates}
+        self.known = Templates(templates)
         self.declared.read([stored for kind in objects for stored in kind])
         self.quotas = self.declared.quotas()
         self.on_change()
@@ -97,8 +95,7 @@ class Catalogue:
 
     def find(self, ref: str) -> Template | None:
         """The template with this id or name, if it is known."""
-        name, _, tag = ref.partition(":")
-        return self._by_ref.get(name) if tag in ("", DEFAULT_TAG) else None
+        return self.known.find(ref)
 
     async def put_pool(self, pool: PoolSpec) -> None:
         """Declare a pool, or remove it with a target of 0. Raises UnknownTemplate or BadRequest."""

@@ -160,7 +160,9 @@ class Claims:
                 await asyncio.sleep(min(left, _LOOK_AGAIN))
                 continue
             if node is None:
-                raise dry or (_undeclared(request) if request.warm == "require" and not tried else last)
+                if request.warm == "require" and not tried:
+                    raise _not_kept(request)
+                raise last if dry is None else _of_pool(request, dry)
             code = node.code
             tried.append(code)
             self._remember(request.key, node.name)
@@ -243,10 +245,23 @@ class Claims:
             self._homes.popitem(last=False)
 
 
-def _undeclared(request: ClaimRequest) -> PoolDry:
+def _not_kept(request: ClaimRequest) -> PoolDry:
     """No node keeps the pool that a claim insists on."""
-    return PoolDry(
-        f"no node keeps {request.template} sandboxes of size {request.size.name} warm; declare a warm pool of them, "
-        "or ask without insisting on a warm one",
-        retry_after=DRY_AGAIN,
-    )
+    kept = f"{request.template} sandboxes of size {request.size.name}"
+    if request.pool:
+        text = (
+            f"no node keeps the {kept} of SandboxWarmPool {request.pool!r} yet; its conditions say why, try again when "
+            "it is ready, or ask without insisting on a warm one"
+        )
+    else:
+        text = (
+            f"no node keeps {kept} warm; declare a warm pool of them, or ask without insisting on a warm one"
+        )
+    return PoolDry(text, retry_after=DRY_AGAIN)
+
+
+def _of_pool(request: ClaimRequest, dry: PoolDry) -> PoolDry:
+    """What a node said of its pool, and of which SandboxWarmPool that is."""
+    if not request.pool:
+        return dry
+    return PoolDry(f"SandboxWarmPool {request.pool!r}: {dry.message}", retry_after=dry.retry_after)

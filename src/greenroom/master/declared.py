@@ -7,65 +7,31 @@ with a problem, which its pool tells of, and no reason to stop for all others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any, Literal
 
 import msgspec
 
 from greenroom.errors import BadRequest
+from greenroom.fleet.warmpools import (
+    Autoscaling,
+    Members,
+    PoolDocument,
+    TemplateDocument,
+    Templates,
+    members_of,
+    wish_of,
+)
 from greenroom.master.quotas import Quota
 from greenroom.store.records import StoredObject
-from greenroom.wire.messages import PoolName, Size, Template
-from greenroom.wire.podsizes import image_of, quantity, resources_of, size_for
+from greenroom.wire.messages import PoolName, Size
+from greenroom.wire.podsizes import quantity
 
 _log = logging.getLogger(__name__)
 
 TEMPLATES = "sandboxtemplates.extensions.agents.x-k8s.io"
 WARM_POOLS = "sandboxwarmpools.extensions.agents.x-k8s.io"
 QUOTAS = "resourcequotas"
-MOST_REPLICAS = 1_000_000
-"""Of one pool; more is taken for a mistake."""
-
-
-class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    generation: int = 0
-    deletion_timestamp: str | None = None
-
-
-class _Ref(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _Strategy(msgspec.Struct, frozen=True):
-    type: Literal["OnReplenish", "Recreate"] = "OnReplenish"
-
-
-class Autoscaling(msgspec.Struct, frozen=True, rename="camel"):
-    """Bounds between which a pool's replicas follow the claims."""
-
-    min_replicas: int | None = None
-    max_replicas: int | None = None
-
-
-class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
-    sandbox_template_ref: _Ref
-    replicas: int = 1
-    update_strategy: _Strategy = _Strategy()
-    autoscaling: Autoscaling | None = None
-
-
-class _PoolDocument(msgspec.Struct, frozen=True):
-    spec: _PoolSpec
-    metadata: _Metadata = _Metadata()
-
-
-class _TemplateSpec(msgspec.Struct, frozen=True, rename="camel"):
-    pod_template: dict[str, Any]
-
-
-class _TemplateDocument(msgspec.Struct, frozen=True):
-    spec: _TemplateSpec
 
 
 class _QuotaSpec(msgspec.Struct, frozen=True):
@@ -104,8 +70,8 @@ class Declarations:
     def read(self, objects: Iterable[StoredObject]) -> None:
         """All objects there are, in place of those before."""
         kinds: dict[str, type[msgspec.Struct]] = {
-            TEMPLATES: _TemplateDocument,
-            WARM_POOLS: _PoolDocument,
+            TEMPLATES: TemplateDocument,
+            WARM_POOLS: PoolDocument,
             QUOTAS: _QuotaDocument,
         }
         decoded = {}
@@ -140,51 +106,36 @@ class Declarations:
             found.setdefault(namespace, []).append(Quota(name, hard))
         return found
 
-    def pools(self, find: Callable[[str], Template | None]) -> list[DeclaredPool]:
-        """All pools by namespace and name. `find` knows Greenroom's own templates by name or id."""
-        return [self._pool(namespace, name, said, find) for namespace, name, said in self._all(WARM_POOLS)]
+    def pools(self, templates: Templates) -> list[DeclaredPool]:
+        """All pools by namespace and name, made from Greenroom's own `templates`."""
+        return [
+            self._pool(namespace, name, said, templates) for namespace, name, said in self._all(WARM_POOLS)
+        ]
 
-    def _pool(
-        self, namespace: str, name: str, said: object, find: Callable[[str], Template | None]
-    ) -> DeclaredPool:
-        if not isinstance(said, _PoolDocument):
+    def _pool(self, namespace: str, name: str, said: object, templates: Templates) -> DeclaredPool:
+        if not isinstance(said, PoolDocument):
             return DeclaredPool(namespace=namespace, name=name, replicas=0, problem=str(said))
-        spec, metadata = said.spec, said.metadata
-        going = metadata.deletion_timestamp is not None
-        pool = DeclaredPool(
+        wish = wish_of(said)
+        made = self._members(namespace, wish.template, templates)
+        return DeclaredPool(
             namespace=namespace,
             name=name,
-            generation=metadata.generation,
-            replicas=0 if going else max(0, min(spec.replicas, MOST_REPLICAS)),
-            recreate=spec.update_strategy.type == "Recreate",
-            autoscaling=None if going else spec.autoscaling,
+            generation=wish.generation,
+            replicas=wish.replicas,
+            key=made.key,
+            size=made.size,
+            recreate=wish.recreate,
+            autoscaling=wish.autoscaling,
+            problem=made.problem,
         )
-        try:
-            key, size = self._key(namespace, spec.sandbox_template_ref.name, find)
-        except BadRequest as error:
-            return msgspec.structs.replace(pool, problem=error.message)
-        return msgspec.structs.replace(pool, key=key, size=size)
 
-    def _key(
-        self, namespace: str, template: str, find: Callable[[str], Template | None]
-    ) -> tuple[PoolName, Size]:
+    def _members(self, namespace: str, template: str, templates: Templates) -> Members:
         _version, said = self._decoded.get((TEMPLATES, namespace, template), (0, None))
         if said is None:
-            raise BadRequest(
-                f"there is no SandboxTemplate {template!r} in namespace {namespace!r}; create it, "
-                "or let sandboxTemplateRef name another"
-            )
-        if not isinstance(said, _TemplateDocument):
-            raise BadRequest(f"SandboxTemplate {template!r}: {said}")
-        try:
-            image = image_of(said.spec.pod_template)
-            own = find(image)
-            if own is None:
-                raise BadRequest(f"there is no template {image!r}; name one that `greenroom status` lists")
-            size = size_for(resources_of(said.spec.pod_template), own.size)
-        except BadRequest as error:
-            raise BadRequest(f"SandboxTemplate {template!r}: {error.message}") from error
-        return PoolName(own.name, size.name), size
+            return members_of(None, template, namespace, templates)
+        if not isinstance(said, TemplateDocument):
+            return Members(reason="InvalidTemplate", problem=f"SandboxTemplate {template!r}: {said}")
+        return members_of(said.spec.pod_template, template, namespace, templates)
 
 
 def _decode(stored: StoredObject, kind: type[msgspec.Struct]) -> object:

@@ -22,10 +22,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from greenroom.fleet.shares import split
+from greenroom.fleet.warmpools import bounds
 from greenroom.master.autoscaling import ArrivalRate, Scale
 from greenroom.master.declared import DeclaredPool
 from greenroom.master.rollout import Rollout
-from greenroom.master.shares import resettle, split
+from greenroom.master.shares import resettle
 from greenroom.wire.messages import DrivenPool, NodeStatus, PoolCounts, PoolName, PoolSpec, PoolStatus, Size
 
 FAILING_FOR = 60.0
@@ -230,15 +232,13 @@ class Driver:
         )
 
     def _desire(self, place: tuple[str, str], pool: DeclaredPool, now: float) -> int:
-        bounds = pool.autoscaling
-        if bounds is None or pool.key is None:
+        least, most = bounds(pool.replicas, pool.autoscaling)
+        if pool.autoscaling is None or pool.key is None:
             self._scales.pop(place, None)
-            return pool.replicas
+            return least
         rate = self._rates.get(pool.key)
         if rate is None:
             rate = self._rates[pool.key] = ArrivalRate(now)
-        least = pool.replicas if bounds.min_replicas is None else max(0, bounds.min_replicas)
-        most = max(least, pool.replicas if bounds.max_replicas is None else bounds.max_replicas)
         scale = self._scales.setdefault(place, Scale())
         return scale.want(rate.rate(now), self._make_seconds(pool.key), least, most, now)
 
@@ -387,7 +387,7 @@ class Driver:
             key, unplaced = rollout.key, 0
             if key is not None and missing.get(key, 0) > 0:
                 # Of those who share what there is, the last go short.
-                unplaced = min(missing[key], desired)
+                unplaced = min(missing[key], rollout.wanted)
                 missing[key] -= unplaced
             driven.append(
                 DrivenPool(
@@ -396,6 +396,7 @@ class Driver:
                     key=key,
                     size=None if key is None else self._sizes.get(key),
                     old_keys=list(rollout.old),
+                    targets=[*rollout.old.values(), *([] if key is None else [rollout.wanted])],
                     desired=desired,
                     unplaced=unplaced,
                     problem=pool.problem or self._problem(key, unplaced),

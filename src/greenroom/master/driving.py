@@ -89,7 +89,7 @@ class Driving:
     def declared(self) -> None:
         """What is declared was read anew."""
         catalogue = self._catalogue
-        self._driver.declare(catalogue.pools, catalogue.declared.pools(catalogue.find))
+        self._driver.declare(catalogue.pools, catalogue.declared.pools(catalogue.known))
         self._kick.set()
 
     def nodes(self, infos: Iterable[NodeInfo]) -> None:

@@ -32,6 +32,8 @@ class Rollout:
         self.key: PoolName | None = None
         self.old: dict[PoolName, int] = {}
         """Targets of what came before, the oldest first; they only fall."""
+        self.wanted = 0
+        """Target of the key, as `targets` last said."""
 
     def __repr__(self) -> str:
         return f"<Rollout {self.key} old={self.old}>"
@@ -52,15 +54,16 @@ class Rollout:
     ) -> tuple[int, dict[PoolName, int]]:
         """Members wanted of the key, and of the old ones. `ready` tells how many are, of those that are this pool's."""
         if self.key is None:
+            self.wanted = 0
             return 0, {}
         if recreate:
             self._recreate(max(0, floor_of(replicas) - ready(self.key)), ready)
-            wanted = replicas
+            self.wanted = replicas
         else:
             self._replenish(replicas, ready)
-            wanted = max(0, replicas - sum(self.old.values()))
+            self.wanted = max(0, replicas - sum(self.old.values()))
         self.old = {key: target for key, target in self.old.items() if target > 0}
-        return wanted, dict(self.old)
+        return self.wanted, dict(self.old)
 
     def _replenish(self, replicas: int, ready: Callable[[PoolName], int]) -> None:
         left = replicas

@@ -1,9 +1,6 @@
 """How a pool's target is split over the nodes that can take it. Pure: numbers in, numbers out.
 
-Largest remainder: each node gets the whole part of its quota, and the members left over go to the largest
-remainders. Equal nodes have equal remainders, so ties are broken by a hash of pool and node (rendezvous).
-That keeps the split stable, because a node that comes or goes does not reshuffle the others' order, and
-spreads the left-over members of many small pools over the fleet instead of always burdening the first node.
+What each node is due comes by largest remainder (`fleet.shares`), as far as it can take it.
 
 A split that is there already is kept as it is while it is good enough (`resettle`): members that are moved are
 destroyed and made again, which costs more than a node that has a few more than is its due.
@@ -11,31 +8,12 @@ destroyed and made again, which costs more than a node that has a few more than 
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Mapping
+
+from greenroom.fleet.shares import split
 
 BAND = 5
 """A node's share may be off by less than one member, or by a fifth of what is its due, before members are moved."""
-
-
-def split(target: int, weights: Mapping[str, int], salt: str = "") -> dict[str, int]:
-    """Split `target` (0 or more) over the nodes by weight (each 0 or more); `salt` names what is split.
-
-    The shares add up to `target`, and each is its exact quota rounded down or up. With no weight above 0
-    every share is 0. The result depends on nothing but the arguments, not even on the order of `weights`.
-    """
-    total = sum(weights.values())
-    if total == 0:
-        return dict.fromkeys(weights, 0)
-    shares: dict[str, int] = {}
-    remainders: dict[str, int] = {}
-    for name, weight in weights.items():
-        shares[name], remainders[name] = divmod(target * weight, total)
-    left = target - sum(shares.values())
-    for name in sorted(weights, key=lambda name: (-remainders[name], _rank(salt, name)))[:left]:
-        shares[name] += 1
-    return shares
 
 
 def allocate(
@@ -106,8 +84,3 @@ def _unfair(kept: Mapping[str, int], due: Mapping[str, int], weights: Mapping[st
     richest = max(((kept[name] - 1) / weights[name] for name, by in off.items() if by > 0), default=0.0)
     poorest = min(((kept[name] + 1) / weights[name] for name, by in off.items() if by < 0), default=0.0)
     return richest >= poorest
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _rank(salt: str, name: str) -> bytes:
-    return hashlib.blake2b(f"{salt}\0{name}".encode(), digest_size=8).digest()

@@ -80,7 +80,7 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     """What it is resumed from, while it is paused."""
 
 
-_LATER: dict[str, object] = {"name": "", "declared": None, "warm": "prefer"}
+_LATER: dict[str, object] = {"name": "", "declared": None, "warm": "prefer", "pool": ""}
 """What requests have had since the first digests were written, and what it means not to use it."""
 _FIRST = tuple(field for field in ClaimRequest.__struct_fields__ if field not in _LATER)
 

@@ -145,6 +145,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     declared: Declared | None = None
     warm: Literal["never", "prefer", "require"] = "prefer"
     """`require`: a member of a declared pool, for which it is waited; `never`: one made for this claim alone."""
+    pool: ObjectName = ""
+    """The SandboxWarmPool that it was claimed by, for errors to name; empty where it was not."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -434,6 +436,8 @@ class DrivenPool(msgspec.Struct, frozen=True, kw_only=True):
     old_keys: list[PoolName] = []
     """What it filled before its template changed, and has members of still. A claim by the pool tries these first, in
     this order, and `key` last."""
+    targets: list[int] = []
+    """Members wanted of each of `old_keys`, and last of `key`: of those that several pools share, this one's part."""
     desired: int = 0
     """Members wanted in all: its replicas, or what autoscaling makes of them."""
     unplaced: int = 0

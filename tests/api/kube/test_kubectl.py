@@ -92,7 +92,7 @@ async def test_pools_scale_patch_wait_and_show_their_columns(kubectl: Kubectl, s
     )
     replace = '[{"op":"replace","path":"/spec/replicas","value":7}]'
     assert "patched" in await kubectl.run("patch", "swp", "warm", "--type=json", "-p", replace)
-    status = '{"status":{"readyReplicas":7,"conditions":[]}}'
+    status = '{"status":{"readyReplicas":7,"desiredReplicas":7,"conditions":[]}}'
     await kubectl.run("patch", "swp", "warm", "--subresource=status", "--type=merge", "-p", status)
     shown = (await kubectl.run("get", "swp", "warm", "--no-headers")).split()
     assert shown[:3] == ["warm", "7", "7"]

@@ -73,7 +73,7 @@ def test_a_table_of_sandboxes() -> None:
 
 
 def test_rows_include_what_was_asked_for() -> None:
-    pool = {"metadata": {"name": "p"}, "spec": {"replicas": 3}, "status": {}}
+    pool = {"metadata": {"name": "p"}, "spec": {}, "status": {"desiredReplicas": 3}}
     whole = table([pool], WARM_POOL, NOW, include="Object", headed=False)
     assert whole["columnDefinitions"] == []
     assert whole["rows"] == [{"cells": ["p", None, 3, "", "<unknown>"], "object": pool}]

@@ -171,7 +171,7 @@ WARM_POOL = Kind(
     schema=pools.WARM_POOL,
     columns=(
         Column("Ready", "integer", ".status.readyReplicas", "How many sandboxes are ready to be claimed."),
-        Column("Desired", "integer", ".spec.replicas", "How many are wanted."),
+        Column("Desired", "integer", ".status.desiredReplicas", "How many are wanted now."),
         Column("Template", "string", ".spec.sandboxTemplateRef.name", "The template of its sandboxes.", 1),
         _AGE,
     ),

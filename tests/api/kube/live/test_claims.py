@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 
 from greenroom.api.kube.kinds import CLAIM
+from greenroom.api.kube.live import documents
 from greenroom.api.kube.live.instants import instant_text
+from greenroom.api.kube.objectmeta import value_problem
 from greenroom.api.kube.objects import Object
 from greenroom.api.kube.options import Deleting, Writing
 from greenroom.api.kube.status import StatusError
+from greenroom.api.kube.stored.pools import selector_of
 from greenroom.api.kube.writing import Writer
 from greenroom.wire.messages import Network
+from greenroom.wire.podsizes import SIZES
 from tests.support.kube_fleet import FakePools, World
 
 KEY = ("default", "job")
+SMALL, MEDIUM = SIZES[:2]
 MERGE = "application/merge-patch+json"
 
 
@@ -64,6 +69,36 @@ async def test_a_claim_and_its_sandbox_know_each_other(world: World) -> None:
     assert made["metadata"]["annotations"] == {"note": "y"}
     request = world.fleet.calls[0][1]
     assert (request.template, request.size.name, request.warm) == ("base", "small", "prefer")
+
+
+async def test_a_pools_selector_finds_its_sandboxes_and_no_other(world: World) -> None:
+    await make(world)
+    label = selector_of("warm").partition("=")
+    assert (await sandbox(world))["metadata"]["labels"][label[0]] == label[2] == "warm"
+    for forged in ("warm", "other"):
+        patch = {"metadata": {"labels": {label[0]: forged}}}
+        await Writer(world.sandboxes).patch(KEY, MERGE, (patch, []), Writing())
+        assert (await sandbox(world))["metadata"]["labels"][label[0]] == "warm"
+    alone = {
+        "apiVersion": "agents.x-k8s.io/v1beta1",
+        "kind": "Sandbox",
+        "metadata": {"name": "alone", "labels": {label[0]: "warm"}},
+        "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "base"}]}}},
+    }
+    made = await Writer(world.sandboxes).create("default", (alone, []), Writing())
+    assert label[0] not in made.obj["metadata"]["labels"]
+    with pytest.raises(StatusError, match="is set by the platform"):
+        await make(world, metadata={"name": "second"}, additionalPodMetadata={"labels": {label[0]: "x"}})
+
+
+@pytest.mark.parametrize(
+    "name", ["p", "p.q", "a" * 63, "a" * 64, "b." * 100 + "c", "a" * 49 + "." * 3 + "b" * 99]
+)
+def test_a_pools_label_is_a_labels_value(name: str) -> None:
+    value = documents.pool_label(name)
+    assert not value_problem(value)
+    assert (value == name) == (len(name) <= 63)
+    assert documents.pool_label(name + "x") != value
 
 
 async def test_its_end_is_the_sandboxs(world: World) -> None:
@@ -202,6 +237,53 @@ async def test_the_key_with_a_warm_member_comes_first(world: World) -> None:
     world.node.counted(0)
     await make(world)
     assert world.fleet.calls[0][1].size.name == "small"
+
+
+async def test_one_of_the_old_template_shows_what_it_has() -> None:
+    """The template asks for more by now, and has gained a variable, which is set at the handing over."""
+    pools = FakePools()
+    first = pools.template["spec"]["podTemplate"]["spec"]["containers"][0]
+    first |= {"resources": {"requests": {"cpu": "2"}}, "env": [{"name": "A", "value": "1"}]}
+    pools.keys = [("base", SMALL), ("base", MEDIUM)]
+    world = World(pools=pools).begin()
+    world.node.counted(1)
+    await make(world)
+    assert world.fleet.calls[0][1].size == SMALL
+    (container,) = (await sandbox(world))["spec"]["podTemplate"]["spec"]["containers"]
+    assert container == {
+        "name": "main",
+        "image": "base",
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}},
+        "env": [{"name": "A", "value": "1"}],
+    }
+    world.close()
+
+
+async def test_one_of_the_new_template_shows_what_was_written() -> None:
+    pools = FakePools()
+    first = pools.template["spec"]["podTemplate"]["spec"]["containers"][0]
+    first |= {"resources": {"limits": {"cpu": "2"}}}
+    pools.keys = [("base", MEDIUM)]
+    world = World(pools=pools).begin()
+    await make(world)
+    (container,) = (await sandbox(world))["spec"]["podTemplate"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {"cpu": "2"}}
+    world.close()
+
+
+async def test_a_pool_that_is_declared_with_none_is_not_waited_for() -> None:
+    pools = FakePools()
+    pools.keeps = False
+    world = World(pools=pools).begin()
+    with pytest.raises(
+        StatusError, match=r"SandboxWarmPool 'warm' is declared with 0 sandboxes.*kubectl scale"
+    ) as told:
+        await make(world, warmPolicy="require")
+    assert (told.value.code, told.value.reason, told.value.retry) == (503, "PoolExhausted", None)
+    assert world.fleet.calls == []
+    await make(world)
+    assert world.fleet.calls[0][1].pool == "warm"
+    world.close()
 
 
 async def test_watchers_of_both_kinds_see_both(world: World) -> None:

@@ -304,6 +304,82 @@ async def test_a_pool_without_its_template_waits_for_it(tmp_path: Path) -> None:
         found = await one.stored.pool("a", "pool")
         assert isinstance(found, Found)
         assert found.keys == (("base", SMALL),)
+        assert found.keeps
+
+
+async def test_whether_a_pool_is_to_have_members_at_all(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.create(template())
+        await one.create(pool("none", replicas=0))
+        await one.create(pool("never", replicas=2, autoscaling={"maxReplicas": 0}))
+        await one.create(pool("some", replicas=0, autoscaling={"maxReplicas": 2}))
+        found = [(await one.stored.pool("a", name)).keeps for name in ("none", "never", "some")]
+        assert found == [False, False, True]
+
+
+async def test_a_pool_without_a_template_still_shows_its_members_and_no_word_of_their_room(
+    tmp_path: Path,
+) -> None:
+    async with process(tmp_path) as one:
+        await one.create(pool())
+        driven = DrivenPool(
+            namespace="a",
+            name="pool",
+            key=PoolName("base", "small"),
+            targets=[2],
+            desired=2,
+            unplaced=0,
+            observed_generation=1,
+        )
+        one.stored.driven.learn(DrivenPools(1, [driven]))
+        one.node(counts(2))
+        await eventually(lambda: one.status()["readyReplicas"] == 2)
+        assert [each["type"] for each in one.status()["conditions"]] == ["Ready", "Progressing"]
+
+
+async def test_until_the_leader_has_seen_a_new_template_members_are_of_the_one_before(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.create(template(resources={"requests": {"cpu": "2"}}))
+        await one.create(pool(replicas=2))
+        told = DrivenPool(
+            namespace="a",
+            name="pool",
+            key=PoolName("base", "small"),
+            targets=[2],
+            desired=2,
+            observed_generation=1,
+        )
+        one.stored.driven.learn(DrivenPools(1, [told]))
+        one.node(counts(2))
+        await eventually(lambda: one.status()["readyReplicas"] == 2)
+        found = await one.stored.pool("a", "pool")
+        assert [size.name for _, size in found.keys] == ["small", "medium"]
+
+
+async def test_a_pool_full_of_older_members_has_none_of_those_that_others_keep(tmp_path: Path) -> None:
+    """Its template has become what Greenroom's own pool has, too."""
+    async with process(tmp_path) as one:
+        await one.store.put_pool(PoolSpec(template="base", size=SMALL, target=4))
+        one.stored.catalogue.learn(await one.store.templates(), await one.store.pools())
+        await one.create(template())
+        await one.create(pool(replicas=1))
+        driven = DrivenPool(
+            namespace="a",
+            name="pool",
+            key=PoolName("base", "small"),
+            old_keys=[PoolName("base", "medium")],
+            targets=[1, 0],
+            desired=1,
+            observed_generation=1,
+        )
+        one.stored.driven.learn(DrivenPools(1, [driven]))
+        older = PoolCounts(template="base", size="medium", target=1, warm=1, starting=0, waiting=0)
+        one.node(counts(4, 1), older)
+        await eventually(lambda: one.status()["readyReplicas"] == 1)
+        status = one.status()
+        assert (status["replicas"], status["desiredReplicas"]) == (1, 1)
+        settled = {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
+        assert settled["Progressing"] == ("False", "Filled")
 
 
 async def test_what_the_leader_says_of_a_pool(tmp_path: Path) -> None:
@@ -315,6 +391,7 @@ async def test_what_the_leader_says_of_a_pool(tmp_path: Path) -> None:
             name="pool",
             key=PoolName("base", "medium"),
             old_keys=[PoolName("base", "small")],
+            targets=[3, 4],
             desired=7,
             unplaced=2,
             observed_generation=1,
@@ -373,6 +450,7 @@ async def test_autoscaling_has_bounds_in_order(tmp_path: Path) -> None:
         await one.create(template())
         made = await one.create(pool(autoscaling={"maxReplicas": 1}))
         assert made["status"]["conditions"][0]["message"].startswith("0 of 1 ")
+        assert made["status"]["desiredReplicas"] == 1
 
 
 def sandbox(number: int, **changes: Any) -> Listed:

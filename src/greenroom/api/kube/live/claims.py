@@ -7,7 +7,7 @@ sandbox's, has the sandbox's name, and goes with it. Deleted with `propagationPo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from greenroom.api.kube import objectmeta
 from greenroom.api.kube.kinds import CLAIM, Kind
@@ -44,6 +44,8 @@ class Found(NamedTuple):
     """The SandboxTemplate."""
     keys: Sequence[PoolKey]
     """Template and size of its members, those that a claim should get first."""
+    keeps: bool = True
+    """It has members, or is to have some as soon as they can be made: not one that is declared with none."""
 
 
 class Pools(Protocol):
@@ -129,6 +131,9 @@ class SandboxClaimStorage:
                 raise
             cause = Cause("FieldValueNotFound", f"Not found: {error.message}", "spec.warmPoolRef.name")
             raise self._invalid(name, [cause]) from error
+        warm: Literal["never", "prefer", "require"] = spec.get("warmPolicy") or "prefer"
+        if warm == "require" and not pool.keeps:
+            raise _keeps_none(pool_name)
         template = pool.template.get("spec") or {}
         network = template_network(template)
         if not isinstance(network, Network):
@@ -144,7 +149,11 @@ class SandboxClaimStorage:
             raise self._invalid(name, [env])
         image, size = self._key(pool, made)
         ending = ending_of(spec)
-        document = Document(_sandbox_part(spec, template, env), documents.claim_part(obj))
+        part = _sandbox_part(spec, template, env)
+        if (image, size) != (made.template, made.size):
+            # A member from before the template was changed: shown is what it has, not what the template says now.
+            part["spec"]["podTemplate"]["spec"]["containers"][0] |= documents.has(image, size)
+        document = Document(part, documents.claim_part(obj))
         return ClaimRequest(
             key=new_key(),
             template=image,
@@ -162,7 +171,8 @@ class SandboxClaimStorage:
                 retain_for=ending.retain_for,
                 shutdown_at=ending.shutdown_at,
             ),
-            warm=spec.get("warmPolicy") or "prefer",
+            warm=warm,
+            pool=pool_name,
         )
 
     async def _made(self, name: str, pool: Found) -> Made:
@@ -261,6 +271,15 @@ def ending_of(spec: Mapping[str, Any]) -> Ending:
     )
 
 
+def _keeps_none(pool: str) -> StatusError:
+    """A claim insists on a member of a pool that is declared with none: no time brings one, so none is named."""
+    text = (
+        f"SandboxWarmPool {pool!r} is declared with 0 sandboxes, and this claim insists on one of them; scale the pool "
+        f"(kubectl scale sandboxwarmpool {pool} --replicas=1), or ask with warmPolicy prefer"
+    )
+    return StatusError(503, "PoolExhausted", text)
+
+
 def _of_template(pool: Found, causes: Sequence[Cause]) -> list[Cause]:
     name = metadata_of(pool.template).get("name", "")
     return [
@@ -276,7 +295,7 @@ def _pod_metadata(metadata: Mapping[str, Any]) -> list[Cause]:
     found += objectmeta.annotation_violations(metadata.get("annotations") or {}, f"{path}.annotations")
     return found + [
         not_allowed(f"{path}.labels", f"{key} is set by the platform; leave it out")
-        for key in (*documents.OWN_LABELS, documents.CLAIM_LABEL)
+        for key in documents.SET_LABELS
         if key in labels
     ]
 
@@ -288,13 +307,12 @@ def _sandbox_part(spec: Object, template: Object, env: Mapping[str, str]) -> Par
     if env:
         first["env"] = [{"name": name, "value": value} for name, value in env.items()]
     metadata: Object = {"generation": 1}
-    own = (*documents.OWN_LABELS, documents.CLAIM_LABEL)
     for field in ("labels", "annotations"):
         both = {
             **((pod.get("metadata") or {}).get(field) or {}),
             **((spec.get("additionalPodMetadata") or {}).get(field) or {}),
         }
-        if kept := {key: value for key, value in both.items() if key not in own}:
+        if kept := {key: value for key, value in both.items() if key not in documents.SET_LABELS}:
             metadata[field] = kept
             pod.setdefault("metadata", {})[field] = kept
     lifecycle = spec.get("lifecycle") or {}

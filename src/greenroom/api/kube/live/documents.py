@@ -8,12 +8,14 @@ An object is the document with the truth in its place: `operatingMode` and `shut
 namespace those of the record, uid and creationTimestamp follow from it. So what is derived is not in the document, and
 cannot contradict the VM. A sandbox that was made in E2B's dialect has no document; its objects tell what it is.
 
-A claim is a part of its sandbox's document. The reference to it as the owner, and the platform's own labels
-(`sandbox.greenroom.dev/…`), are put there whenever an object is made, and taken off again by `sandbox_part`.
+A claim is a part of its sandbox's document. The reference to it as the owner, and the labels that the platform sets
+(`SET_LABELS`), are put there whenever an object is made, and taken off again by `sandbox_part`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import uuid
 from collections.abc import Mapping
 from functools import lru_cache
@@ -26,7 +28,7 @@ from greenroom.api.kube.live.conditions import Facts, claim_status, sandbox_stat
 from greenroom.api.kube.live.instants import instant_text, same_instant
 from greenroom.api.kube.objectmeta import value_problem
 from greenroom.api.kube.objects import Object
-from greenroom.wire.messages import FOREVER, Declared, Listed
+from greenroom.wire.messages import FOREVER, Declared, Listed, Size
 
 PREFIX: Final = "sandbox.greenroom.dev/"
 ID_LABEL: Final = f"{PREFIX}id"
@@ -35,6 +37,9 @@ TEMPLATE_LABEL: Final = f"{PREFIX}template"
 LAUNCH_LABEL: Final = f"{PREFIX}launch"
 OWN_LABELS: Final = (ID_LABEL, NODE_LABEL, TEMPLATE_LABEL, LAUNCH_LABEL)
 CLAIM_LABEL: Final = "agents.x-k8s.io/claim-uid"
+POOL_LABEL: Final = "agents.x-k8s.io/warm-pool"
+SET_LABELS: Final = (*OWN_LABELS, CLAIM_LABEL, POOL_LABEL)
+"""All labels that nobody else can set: they are not kept, and the true ones take their place."""
 DEFAULT_NAMESPACE: Final = "default"
 _SPACE: Final = uuid.UUID("6f1c1b1e-52a4-4d50-9f0a-7a0d6d1f6a10")
 _KEPT: Final = (
@@ -137,7 +142,26 @@ def labels_of(facts: Facts, document: Document) -> dict[str, str]:
         labels = {**given, **labels}
     if document.claim is not None:
         labels[CLAIM_LABEL] = uid_of(CLAIM, facts.listed.sandbox_id)
+        if pool := pool_of(document):
+            labels[POOL_LABEL] = pool_label(pool)
     return labels
+
+
+def pool_of(document: Document) -> str:
+    """Name of the SandboxWarmPool that a sandbox was claimed by, or "" where it was not."""
+    spec = (document.claim or {}).get("spec") or {}
+    name = (spec.get("warmPoolRef") or {}).get("name")
+    return name if isinstance(name, str) else ""
+
+
+@lru_cache(maxsize=4096)
+def pool_label(name: str) -> str:
+    """What sandboxes that came from a pool have in `POOL_LABEL`: its name, or, as a label's value has only 63
+    characters, what a longer one begins with and a hash of it."""
+    if not value_problem(name):
+        return name
+    short = re.sub(r"[^A-Za-z0-9]+", "-", name)[:50].strip("-")
+    return f"{short}-{hashlib.blake2b(name.encode(), digest_size=5).hexdigest()}".strip("-")
 
 
 def _metadata(facts: Facts, kind: Kind, part: Part) -> Object:
@@ -189,16 +213,18 @@ def sandbox_spec(listed: Listed, document: Document) -> Object:
     if (given := document.sandbox.get("spec")) is not None:
         spec.update(given)
     else:
-        spec["podTemplate"] = {"spec": {"containers": [_container(listed)]}}
+        container = {"name": "sandbox", **has(listed.template, listed.size)}
+        spec["podTemplate"] = {"spec": {"containers": [container]}}
     _ending(spec, listed)
     spec.setdefault("shutdownPolicy", "Retain" if listed.declared and listed.declared.retain else "Delete")
     spec["operatingMode"] = "Suspended" if listed.state == "paused" else "Running"
     return spec
 
 
-def _container(listed: Listed) -> Object:
-    has = {"cpu": str(listed.size.cpus), "memory": f"{listed.size.memory_mib}Mi"}
-    return {"name": "sandbox", "image": listed.template, "resources": {"requests": has}}
+def has(template: str, size: Size) -> Object:
+    """The fields of a container that tell what a sandbox was made of: template and size."""
+    asked = {"cpu": str(size.cpus), "memory": f"{size.memory_mib}Mi"}
+    return {"image": template, "resources": {"requests": asked}}
 
 
 def ends(listed: Listed) -> float | None:
@@ -274,7 +300,7 @@ def sandbox_part(obj: Object) -> Part:
     part = _part(obj)
     metadata, spec = part["metadata"], part["spec"]
     labels = metadata.get("labels", {})
-    own = {key for key in labels if key in OWN_LABELS or key == CLAIM_LABEL}
+    own = {key for key in labels if key in SET_LABELS}
     if own:
         metadata["labels"] = {key: value for key, value in labels.items() if key not in own}
         if not metadata["labels"]:
@@ -319,4 +345,4 @@ def declared_of(
 def lies(obj: Object) -> list[str]:
     """The platform's labels that an object brings itself. They are not kept: the platform's own take their place."""
     given: Mapping[str, str] = (obj.get("metadata") or {}).get("labels") or {}
-    return [key for key in (*OWN_LABELS, CLAIM_LABEL) if key in given]
+    return [key for key in SET_LABELS if key in given]

@@ -246,7 +246,7 @@ class SandboxStorage:
         causes = list(objectmeta.label_violations(given, "labels"))
         causes += [
             not_allowed("labels", f"{key} is set by the platform; leave it out")
-            for key in (*documents.OWN_LABELS, documents.CLAIM_LABEL)
+            for key in documents.SET_LABELS
             if key in given
         ]
         if problem := objectmeta.name_problem(prefix.rstrip("-.") or prefix):

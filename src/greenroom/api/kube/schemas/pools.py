@@ -108,15 +108,18 @@ WARM_POOL = whole(
                     "How many sandboxes are kept ready.", minimum=0, maximum=MOST_REPLICAS, default=1
                 ),
                 "autoscaling": record(
-                    "Lets the number follow how many are claimed; spec.replicas is not looked at beyond the bounds.",
+                    "Lets the number follow how many are claimed: status.desiredReplicas is between the bounds.",
                     {
                         "minReplicas": integer(
-                            "So many are kept ready in any case; none by default.",
+                            "So many are kept ready in any case; by default spec.replicas, but never more than "
+                            "maxReplicas.",
                             minimum=0,
                             maximum=MOST_REPLICAS,
                         ),
                         "maxReplicas": integer(
-                            "So many are kept ready at most.", minimum=0, maximum=MOST_REPLICAS
+                            "So many are kept ready at most, whatever spec.replicas says.",
+                            minimum=0,
+                            maximum=MOST_REPLICAS,
                         ),
                     },
                     required=("maxReplicas",),
@@ -144,6 +147,9 @@ WARM_POOL = whole(
             {
                 "replicas": integer("How many sandboxes there are in the pool, ready or not.", minimum=0),
                 "readyReplicas": integer("How many sandboxes are ready to be claimed.", minimum=0),
+                "desiredReplicas": integer(
+                    "How many are wanted now: spec.replicas, or what autoscaling makes of them.", minimum=0
+                ),
                 "selector": text("A label selector that finds the pool's sandboxes."),
                 "observedGeneration": integer(
                     "The metadata.generation that was last acted on.", bits=64, minimum=0

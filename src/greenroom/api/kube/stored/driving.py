@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable
 
 from greenroom.api.kube.objects import Key
-from greenroom.api.kube.stored.pools import Catalogue, PoolKey, pair_of
+from greenroom.api.kube.stored.pools import Catalogue, PoolKey
 from greenroom.errors import GreenroomError
 from greenroom.wire import podsizes
 from greenroom.wire.calling import RoleClient
-from greenroom.wire.messages import DrivenPool, DrivenPools, Size
+from greenroom.wire.messages import DrivenPool, DrivenPools, PoolName, Size
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,25 @@ class Driven:
         """What is told of a pool, or None."""
         return self._pools.get(key)
 
-    def older(self, told: DrivenPool, now: PoolKey, catalogue: Catalogue) -> list[PoolKey]:
-        """Keys beside `now` under which members of a pool still wait."""
+    def targets(self, key: Key) -> dict[PoolName, int]:
+        """Members that are wanted of each kind for a pool, the older kinds first; empty where nothing is told."""
+        told = self._pools.get(key)
+        if told is None or told.key is None:
+            return {}
+        names = [*told.old_keys, told.key]
+        # One that tells no numbers is of a release before; all of them are then taken to be of the newest kind.
+        numbers = (
+            told.targets if len(told.targets) == len(names) else [*(0 for _ in told.old_keys), told.desired]
+        )
+        return dict(zip(names, numbers, strict=True))
+
+    def older(self, key: Key, now: PoolName, catalogue: Catalogue) -> list[PoolKey]:
+        """Kinds beside `now` of which members of a pool may wait still, those that a claim should get first."""
         found: list[PoolKey] = []
-        for name in told.old_keys:
+        for name in self.targets(key):
             template = catalogue.template(name.template)
             size = _size(name.size, template.size if template is not None else None)
-            if size is not None and (name.template, name.size) != pair_of(now):
+            if size is not None and name != now:
                 found.append((name.template, size))
         return found
 

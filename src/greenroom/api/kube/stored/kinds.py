@@ -13,13 +13,15 @@ from greenroom.api.kube.objects import Key, Object, same
 from greenroom.api.kube.status import Cause, StatusError, not_found
 from greenroom.api.kube.stored import poolstatus, quotas
 from greenroom.api.kube.stored.driving import Driven
-from greenroom.api.kube.stored.pools import Catalogue, Members, desired, members, pair_of, template_key
-from greenroom.api.kube.stored.poolstatus import NOTHING, Count, Part, Totals, shares
+from greenroom.api.kube.stored.pools import Catalogue, members, template_key, wish
+from greenroom.api.kube.stored.poolstatus import NOTHING, Count, Part, Totals, parted
 from greenroom.api.kube.stored.storage import StoredStorage
 from greenroom.api.kube.validation import wrong
 from greenroom.api.kube.versions import Clock
 from greenroom.fleet.usage import Usage
+from greenroom.fleet.warmpools import Members
 from greenroom.store.records import Store
+from greenroom.wire.messages import PoolName
 
 Changed = Callable[[], None]
 
@@ -107,39 +109,28 @@ class PoolStorage(StoredStorage):
         ]
 
     def members(self, key: Key, pool: Object) -> Members:
-        """Where the members of a pool are: as the leader drives it, or else as its template says."""
+        """What members of a pool are made of, by its template as it is now."""
         place = template_key(pool, key[0])
-        made = members(self._templates.document(place), place[1], self._catalogue)
-        told = self._driven.pool(key)
-        if made.keys and told is not None:
-            older = self._driven.older(told, made.keys[0], self._catalogue)
-            return Members((*older, *made.keys))
-        return made
+        return members(self._templates.document(place), place, self._catalogue)
 
     def part(self) -> None:
         """Part the members of each key among the pools that have it."""
-        sharing: dict[tuple[str, str], list[tuple[Key, int]]] = {}
-        for key, pool in self.documents().items():
-            number = self._desired(key, pool)
-            for each in self.members(key, pool).keys:
-                sharing.setdefault(pair_of(each), []).append((key, number))
-        counts: dict[Key, Count] = {}
-        for pair, those in sharing.items():
-            total = self._totals.of(pair)
-            weights = [number for _, number in those]
-            # What `greenroom pools` declared of the same key has its part, too.
-            if other := self._catalogue.declared.get(pair, 0):
-                weights.append(other)
-            warm, starting = shares(weights, total.warm), shares(weights, total.starting)
-            for place, (key, _) in enumerate(those):
-                counts[key] = counts.get(key, NOTHING) + Count(warm[place], starting[place])
-        self._counts = counts
+        pools = {key: self._targets(key, pool) for key, pool in self.documents().items()}
+        self._counts = parted(pools, self._catalogue.declared, self._totals.of)
+
+    def _targets(self, key: Key, pool: Object) -> dict[PoolName, int]:
+        """How many members of each kind are wanted for a pool: as the leader drives it, or else as it says itself."""
+        targets = self._driven.targets(key)
+        made = self.members(key, pool).key
+        if made is not None and made not in targets:
+            targets[made] = 0 if targets else self._desired(key, pool)
+        return targets
 
     def _desired(self, key: Key, pool: Object) -> int:
-        told = self._driven.pool(key)
-        if told is not None and told.observed_generation == (field(pool, ("metadata", "generation")) or 1):
+        asked, told = wish(pool), self._driven.pool(key)
+        if told is not None and told.observed_generation == asked.generation:
             return told.desired
-        return desired(pool)
+        return asked.bounds.least
 
     def status(self, document: Object, before: Object | None) -> Object:
         """See `StoredStorage`."""
@@ -169,12 +160,14 @@ class PoolStorage(StoredStorage):
         template = self._templates.object(place)
         if template is None:
             raise not_found(TEMPLATE.subject(place[1]))
-        where = self.members(key, document)
-        if not where.keys:
+        made = self.members(key, document)
+        if made.key is None or made.size is None:
             raise StatusError(
-                422, "Invalid", f"SandboxWarmPool {name!r} can have no sandboxes: {where.problem}"
+                422, "Invalid", f"SandboxWarmPool {name!r} can have no sandboxes: {made.problem}"
             )
-        return Found(template, where.keys)
+        older = self._driven.older(key, made.key, self._catalogue)
+        keys = (*older, (made.key.template, made.size))
+        return Found(template, keys, keeps=wish(document).bounds.most > 0)
 
 
 class QuotaStorage(StoredStorage):

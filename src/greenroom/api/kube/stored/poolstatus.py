@@ -1,22 +1,23 @@
 """The status of warm pools, computed from what nodes tell. Pure.
 
 Nodes count members by key: template and size. Pools of one key (SandboxWarmPools of any namespace, and the one that was
-declared by `greenroom pools`) have their members together; each is shown its part in proportion to what it asks for,
-by largest remainders, so that the parts add up to what there is.
+declared without Kubernetes) have their members together; each is shown its part in proportion to what is wanted of this
+key for it, by largest remainders, so that the parts add up to what there is. While its template changes, a pool has
+members of several keys, and is shown all of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import msgspec
 
-from greenroom.api.kube.objects import Object, rfc3339
+from greenroom.api.kube.objects import Key, Object, rfc3339
 from greenroom.api.kube.stored.pools import selector_of
+from greenroom.fleet.shares import split
 from greenroom.fleet.view import View
-
-Pair = tuple[str, str]
+from greenroom.wire.messages import PoolName
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -40,8 +41,8 @@ class Totals:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._of_node: dict[str, dict[Pair, Count]] = {}
-        self._total: dict[Pair, Count] = {}
+        self._of_node: dict[str, dict[PoolName, Count]] = {}
+        self._total: dict[PoolName, Count] = {}
         for code in view.nodes():
             self.learn(code)
 
@@ -49,47 +50,59 @@ class Totals:
         """Look at a node again; whether that changed anything."""
         node = self._view.node(code)
         before = self._of_node.pop(code, {})
-        after: dict[Pair, Count] = {}
+        after: dict[PoolName, Count] = {}
         if node is not None and node.since is None:
             after = self._of_node[code] = {
-                pair: Count(pool.warm, pool.starting) for pair, pool in node.pools.items()
+                PoolName(*pair): Count(pool.warm, pool.starting) for pair, pool in node.pools.items()
             }
         if before == after:
             return False
-        for pair in before.keys() | after.keys():
-            total = self._total.get(pair, NOTHING) - before.get(pair, NOTHING) + after.get(pair, NOTHING)
+        for name in before.keys() | after.keys():
+            total = self._total.get(name, NOTHING) - before.get(name, NOTHING) + after.get(name, NOTHING)
             if total == NOTHING:
-                self._total.pop(pair, None)
+                self._total.pop(name, None)
             else:
-                self._total[pair] = total
+                self._total[name] = total
         return True
 
-    def of(self, pair: Pair) -> Count:
+    def of(self, name: PoolName) -> Count:
         """Members of a key."""
-        return self._total.get(pair, NOTHING)
+        return self._total.get(name, NOTHING)
 
 
-def shares(weights: Sequence[int], amount: int) -> list[int]:
-    """`amount` in parts proportional to `weights`, by largest remainders; the sum is exact.
-
-    With no weight at all everybody counts the same. The earlier gets more where remainders are equal.
-    """
-    if not weights:
-        return []
-    total = sum(weights)
-    if total == 0:
-        weights, total = [1] * len(weights), len(weights)
-    parts = [amount * weight // total for weight in weights]
-    order = sorted(range(len(weights)), key=lambda place: (-(amount * weights[place] % total), place))
-    for place in order[: amount - sum(parts)]:
-        parts[place] += 1
-    return parts
+def parted(
+    pools: Mapping[Key, Mapping[PoolName, int]],
+    declared: Mapping[PoolName, int],
+    of: Callable[[PoolName], Count],
+) -> dict[Key, Count]:
+    """Each pool's part of the members there are. `pools` have the targets of their keys, `declared` are those that were
+    declared without Kubernetes. Where nothing is wanted of a key any more, all that have it have equal parts."""
+    sharing: dict[PoolName, dict[Key, int]] = {}
+    for key, targets in pools.items():
+        for name, target in targets.items():
+            sharing.setdefault(name, {})[key] = target
+    found = dict.fromkeys(pools, NOTHING)
+    for name, those in sharing.items():
+        total = of(name)
+        if total == NOTHING:
+            continue
+        weights = {"/".join(key): target for key, target in those.items()}
+        if other := declared.get(name, 0):
+            weights[""] = other
+        if not any(weights.values()):
+            weights = dict.fromkeys(weights, 1)
+        salt = f"{name.template}/{name.size}"
+        warm, starting = split(total.warm, weights, salt), split(total.starting, weights, salt)
+        for key in those:
+            found[key] += Count(warm["/".join(key)], starting["/".join(key)])
+    return found
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one pool is shown, and what is said of it."""
 
     count: Count = NOTHING
+    """Members of any template that it has had."""
     desired: int = 0
     reason: str = ""
     """Why it can have no members, in one word."""
@@ -112,6 +125,8 @@ def status_of(document: Object, part: Part, before: Object | None, now: datetime
         ]
     elif ready >= wanted:
         complete = f"{ready} of {wanted} are ready"
+        if ready > wanted:
+            complete = f"{ready} are ready, {wanted} are wanted"
         settled = ready == wanted and part.count.starting == 0
         states = [
             ("Ready", True, "Filled", complete),
@@ -120,7 +135,8 @@ def status_of(document: Object, part: Part, before: Object | None, now: datetime
     else:
         filling = f"{ready} of {wanted} are ready, {part.count.starting} are being made"
         states = [("Ready", False, "Filling", filling), ("Progressing", True, "Filling", filling)]
-    if part.unplaced is not None:
+    # Of members that cannot be made at all, nobody asks whether there is room for them.
+    if part.unplaced is not None and not part.reason:
         some = part.unplaced > 0
         text = f"no node has room for {part.unplaced} of them" if some else "all of them have a node"
         if some and part.why:
@@ -129,6 +145,7 @@ def status_of(document: Object, part: Part, before: Object | None, now: datetime
     return {
         "replicas": ready + part.count.starting,
         "readyReplicas": ready,
+        "desiredReplicas": wanted,
         "selector": selector_of(metadata.get("name", "")),
         "observedGeneration": generation,
         "conditions": [_condition(*state, generation, before, now) for state in states],
