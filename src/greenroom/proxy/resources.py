@@ -291,6 +291,12 @@ def _routes(relay_token: str, name: str) -> list[Document]:
             _to_api({"path_separated_prefix": path}, **_STICKY, idle_timeout="0s")
             for path in ("/apis", "/api", "/openapi")
         ),
+        # Beside E2B's, `/healthz` is the one of all roles; Kubernetes' clients want theirs.
+        *(
+            [_to_api({"path": "/healthz"}, **_STICKY, prefix_rewrite="/livez")]
+            if name == ENTRY_CONTROL
+            else []
+        ),
         _to_api({"prefix": "/"}, **(_STICKY if name == ENTRY_CONTROL else {"cluster": API})),
     ]
 
