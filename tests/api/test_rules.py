@@ -39,6 +39,21 @@ def test_a_key_without_rules_may_do_everything_in_its_own_namespace_alone() -> N
     assert plain.namespaces() == {"a"}
 
 
+def test_namespaces_are_seen_by_those_who_may_do_something_there() -> None:
+    def see(who: Caller, namespace: str, verb: str = "get") -> bool:
+        return who.may(Action(verb=verb, resource="namespaces", namespace=namespace))
+
+    plain, viewer = caller(), caller("get sandboxes in b,c")
+    assert [see(plain, each) for each in ("a", "b", "")] == [True, False, True]
+    assert [see(viewer, each) for each in ("a", "b", "c")] == [False, True, True]
+    assert see(viewer, "", "list")
+    assert see(viewer, "", "watch")
+    assert not see(viewer, "b", "delete")
+    nobody = Caller(user="x", owner="a", rules=[])
+    assert not see(nobody, "", "list")
+    assert not plain.may(Action(verb="list", group="x", resource="namespaces"))
+
+
 def test_what_is_no_resource_anybody_may_read() -> None:
     assert caller("get pods").may(Action(verb="get", path="/openapi/v3"))
     assert not caller().may(Action(verb="post", path="/openapi/v3"))

@@ -285,6 +285,8 @@ def test_keys_have_an_owner_and_rules(home: Home) -> None:
     assert "all in alice" in home.ok("keys", "list")
     assert "a namespace" in home.run("keys", "create", "x", "--owner", "A_b").stderr
     assert "is no rule" in home.run("keys", "create", "x", "--allow", "everything").stderr
+    assert "no verb 'lst'" in home.run("keys", "create", "x", "--allow", "lst sandboxes").stderr
+    assert "sandboxwarmpools" in home.run("keys", "create", "x", "--allow", "get sandboxs").stderr
     assert "leave out" in home.run("keys", "create", "x", "--admin", "--allow", "* *").stderr
 
 

@@ -103,6 +103,53 @@ def test_the_kubeconfig_is_private_and_holds_all_that_a_client_needs(
     assert shell.count(told["users"][0]["user"]["token"]) == 1
 
 
+def test_up_names_the_kubeconfig_and_writes_it_anew_for_other_ports(tmp_path: Path) -> None:
+    made = Platform(tmp_path / "again")
+    servers = []
+    try:
+        for _ in range(2):
+            told = made.up("--engine", "simulated").stderr
+            path = made.state / "kubeconfig"
+            assert f"kubectl: export KUBECONFIG={path}" in told
+            servers.append(
+                yaml.safe_load(path.read_text(encoding="utf-8"))["clusters"][0]["cluster"]["server"]
+            )
+            with config.new_client_from_config(str(path)) as one:
+                assert client.CustomObjectsApi(one).list_namespaced_custom_object(*SANDBOXES)["items"] == []
+            made.down()
+        assert servers[0] != servers[1]
+        made.up("--engine", "simulated", "--kube-port", "none")
+    finally:
+        made.down()
+
+
+def test_keys_of_a_namespace_see_it(cluster: Platform, tmp_path: Path) -> None:
+    key = tmp_path / "own.key"
+    key.write_text(cluster.command("keys", "create", "own", "--owner", "team-b").stdout, encoding="utf-8")
+    place = tmp_path / "own"
+    cluster.command("env", "--key-file", str(key), "--kubeconfig", str(place))
+    with config.new_client_from_config(str(place)) as one:
+        found = client.CoreV1Api(one)
+        (only,) = found.list_namespace().items
+        assert only.metadata.name == "team-b"
+        assert only.metadata.creation_timestamp is not None
+        assert found.read_namespace("team-b").metadata.name == "team-b"
+        with pytest.raises(ApiException) as refused:
+            found.read_namespace("default")
+        assert refused.value.status == 403
+
+
+def test_a_typed_client_keeps_quotas(kubeconfig: Path) -> None:
+    with config.new_client_from_config(str(kubeconfig)) as one:
+        found = client.CoreV1Api(one)
+        quota = client.V1ResourceQuota(
+            metadata=client.V1ObjectMeta(name="typed"),
+            spec=client.V1ResourceQuotaSpec(hard={"requests.cpu": "4"}),
+        )
+        assert found.create_namespaced_resource_quota("default", quota).spec.hard == {"requests.cpu": "4"}
+        assert found.delete_namespaced_resource_quota("typed", "default").metadata.name == "typed"
+
+
 def test_a_kubeconfig_for_another_key_is_of_its_owners_namespace(cluster: Platform, tmp_path: Path) -> None:
     key = tmp_path / "ci.key"
     key.write_text(cluster.command("keys", "create", "ci", "--owner", "team-a").stdout, encoding="utf-8")
@@ -298,6 +345,17 @@ def test_kubectl_shows_quotas(kubectl: Kubectl) -> None:
     shown = kubectl.run("get", "quota", "bound")
     assert "count/sandboxes.agents.x-k8s.io: 0/10, requests.memory: 0/8Gi" in shown
     kubectl.run("delete", "quota", "bound")
+    assert "created" in kubectl.run("create", "quota", "typed", "--hard=requests.cpu=4,requests.memory=8Gi")
+    assert "requests.cpu: 0/4" in kubectl.run("get", "quota", "typed")
+    kubectl.run("delete", "quota", "typed")
+
+
+@needs_kubectl
+def test_kubectl_says_that_there_is_no_such_kind_and_is_told_the_health(kubectl: Kubectl) -> None:
+    unknown = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}
+    assert 'no matches for kind "Deployment"' in kubectl.run("apply", "-f", "-", given=unknown, status=1)
+    for path in ("/healthz", "/livez", "/readyz"):
+        assert kubectl.run("get", "--raw", path) == "ok"
 
 
 @needs_kubectl

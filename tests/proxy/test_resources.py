@@ -42,7 +42,7 @@ def test_percent_in_the_credential_is_no_command() -> None:
 @pytest.mark.parametrize("url", ["https://a:1", "http://a", "a:1", "http://:1", "http://a:99999", ""])
 def test_api_address_out_of_form_is_a_setup_error(url: str) -> None:
     with pytest.raises(SetupError, match="http://host:port"):
-        resources.api_cluster([url], CONFIG)
+        resources.api_clusters([url], CONFIG)
 
 
 def test_clusters_of_names_are_resolved_and_of_addresses_are_not() -> None:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from greenroom.api.kube.crowd import Crowd
 from greenroom.api.kube.kinds import CORE, KINDS
-from greenroom.api.kube.resources import Attempt
+from greenroom.api.kube.resources import VISIBLE, Attempt
 from greenroom.api.kube.rest import application
 from greenroom.wire.serving import listen, serving_beside
 from tests.support.memory_storage import MemoryStorage
@@ -36,14 +36,17 @@ class KubeServer:
         self.refused: dict[str, Exception] = {}
         """By verb."""
         self.ready = True
+        self.visible: frozenset[str] | None = None
+        """Names of the objects that callers may see; None for all."""
         self.app = application(
             list(self.storages.values()), self._admit, ready=lambda: self.ready, crowd=Crowd(each=2)
         )
         self.url = ""
         self.client: httpx.AsyncClient
 
-    async def _admit(self, _request: Request, attempt: Attempt) -> None:
+    async def _admit(self, request: Request, attempt: Attempt) -> None:
         self.attempts.append(attempt)
+        request.scope[VISIBLE] = self.visible
         if attempt.verb == "watch":
             self.watched.set()
         if self.refusal is not None:

@@ -56,11 +56,11 @@ class Platform:
         """`greenroom --state-dir … arguments`."""
         return greenroom("--state-dir", str(self.state), *arguments, check=check, **options)
 
-    def up(self, *arguments: str) -> None:
-        """Start it on a free port and wait until it is ready."""
+    def up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Start it on a free port and wait until it is ready; what it said."""
         self.state.mkdir(mode=0o700, exist_ok=True)
         (self.state / "config.toml").write_text(self.settings, encoding="utf-8")
-        self.command("up", "--detach", "--port", "0", *arguments)
+        return self.command("up", "--detach", "--port", "0", *arguments)
 
     def down(self) -> subprocess.CompletedProcess[str]:
         """Stop it."""

@@ -133,7 +133,7 @@ class ProxyProcess:
     def __init__(self, process: asyncio.subprocess.Process, log: Path, home: Path) -> None:
         self.process = process
         self.home = home
-        self.host, self.port, self.envoy_pid, self.tls_port = "", 0, 0, 0
+        self.host, self.port, self.envoy_pid, self.tls_port, self.kube_port = "", 0, 0, 0, 0
         self._log = log
 
     @property
@@ -255,6 +255,7 @@ class Stage:
         host, _, port = told["url"].removeprefix("http://").rpartition(":")
         proxy.host, proxy.port, proxy.envoy_pid = host, int(port), told["detail"]["envoy_pid"]
         proxy.tls_port = int(told["detail"].get("tls_url", ":0").rpartition(":")[2])
+        proxy.kube_port = int(told["detail"].get("kube_url", ":0").rpartition(":")[2])
         return proxy
 
     async def start(self, **proxy: Any) -> ProxyProcess:

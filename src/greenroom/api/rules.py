@@ -48,6 +48,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it may do that. What is no resource (versions, schemas) anybody may read who is known here."""
         if not action.resource:
             return action.verb in ("get", "head")
+        if (action.group, action.resource, action.part) == ("", "namespaces", "") and action.verb in READS:
+            # Those in which it may do something; a list has these alone.
+            seen = self.namespaces()
+            return seen is None or (action.namespace in seen if action.namespace else bool(seen))
         return any(_allows(rule, action) for rule in self.rules)
 
     def namespaces(self) -> frozenset[str] | None:

@@ -11,6 +11,7 @@ import re
 import shlex
 from pathlib import Path
 
+from greenroom.cli.records import StateDir
 from greenroom.config import default_state_dir
 
 _NAMED = re.compile(r"(?<=[`(])greenroom (?=[a-z])")
@@ -29,3 +30,10 @@ def pasteable(text: str, state_dir: Path) -> str:
     if is_default(state_dir):
         return text
     return _NAMED.sub(lambda _match: f"greenroom --state-dir {shlex.quote(str(state_dir))} ", text)
+
+
+def kubectl_hint(state: StateDir, port: int | None) -> str | None:
+    """How kubectl finds a platform that is up with this port for it; None where it cannot."""
+    if port is None or not state.kubeconfig.exists():
+        return None
+    return f"kubectl: export KUBECONFIG={shlex.quote(str(state.kubeconfig.absolute()))}"

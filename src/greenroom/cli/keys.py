@@ -71,6 +71,7 @@ def create(
     state_dir: StateDirOption = None,
 ) -> None:
     """Make an API key and print its secret, which cannot be shown again."""
+    from greenroom.api.kube.rulewords import check_words
     from greenroom.cli.default_key import OWNER, keep_secret
     from greenroom.cli.output import print_json, warn
     from greenroom.cli.records import StateDir
@@ -82,6 +83,8 @@ def create(
     if admin and allow:
         raise BadRequest("--admin allows everything: leave out --allow, or --admin")
     rules = [rule_of(text, owner or OWNER) for text in allow or []]
+    for rule in rules:
+        check_words(rule)
     # The default key is the operator's own, unless it was made for somebody else or for something less.
     if admin or (default and owner is None and not allow):
         rules = [EVERYTHING]

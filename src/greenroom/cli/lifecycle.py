@@ -122,11 +122,12 @@ def up(
     more stops it at once. With --detach they stop what had started, until all is ready; after that only
     `greenroom down` does. What a killed platform left running goes on with the next `up`.
     """
-    from greenroom.cli.hints import pasteable
+    from greenroom.cli.hints import kubectl_hint, pasteable
     from greenroom.cli.interrupts import Interrupts
     from greenroom.cli.launch import StartFailed, bring_up
     from greenroom.cli.output import say
     from greenroom.cli.plans import UpOptions
+    from greenroom.cli.records import StateDir
     from greenroom.cli.reports import reporter_for
     from greenroom.cli.supervisor import supervise
 
@@ -153,7 +154,9 @@ def up(
     try:
         if detach:
             with Interrupts() as interrupts:
-                bring_up(options, reporter, interrupts)
+                record = bring_up(options, reporter, interrupts)
+            if (hint := kubectl_hint(StateDir(Path(options.state_dir)), record.kube_port)) is not None:
+                say(hint)
             say(f"To use it: {use}")
         elif failure := supervise(
             options, reporter, [f"To use it, in another terminal: {use}", "Ctrl-C stops it"]

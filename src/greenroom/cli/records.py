@@ -5,7 +5,7 @@
     <state>/run/roles.json           list of RoleRecord
     <state>/run/<role>-<n>.spec.json what a role was started with; holds no secret
     <state>/log/<role>-<n>.log       its standard output and error
-    <state>/kubeconfig               written by `greenroom env`, 0600: it holds the key's secret
+    <state>/kubeconfig               written by `up` and `env`, 0600: it holds the key's secret
     <state>/secrets/                 credentials (`wire.credentials`) and the default API key
 
 The state directory is 0700: no other account has to reach anything in it by path. VM processes under uids of

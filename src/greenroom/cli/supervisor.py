@@ -25,7 +25,7 @@ import msgspec
 from greenroom import __version__
 from greenroom.cli import kept as kept_on_disk
 from greenroom.cli.children import Child, ProgressLine
-from greenroom.cli.hints import pasteable
+from greenroom.cli.hints import kubectl_hint, pasteable
 from greenroom.cli.interrupts import stop_signals
 from greenroom.cli.leftovers import describe, end_roles, sweep_nodes
 from greenroom.cli.plans import Plan, UpOptions, check_user, make_plan
@@ -52,7 +52,7 @@ from greenroom.cli.supervision import (
 )
 from greenroom.cli.words import plain_log_line
 from greenroom.config import RoleSpec
-from greenroom.errors import GreenroomError
+from greenroom.errors import GreenroomError, SetupError
 from greenroom.wire import credentials
 from greenroom.wire.calling import role_client
 from greenroom.wire.messages import SandboxList
@@ -106,6 +106,7 @@ class Supervisor:
 
             if (made := await ensure_default_key(self._state)) is not None:
                 self._show("notice", text=made)
+            await self._introduce()
             await self._main_loop()
             await self._sweep_killed_nodes()
         finally:
@@ -146,6 +147,25 @@ class Supervisor:
 
         names = control_names(self._plan.specs[0].config.proxy, self._plan.domain)
         await _off_loop(lambda: certificate_files.ensure(self._state.root, names, time.time()))
+
+    async def _introduce(self) -> None:
+        """Write the kubeconfig, so that one that was exported before leads to the ports of this start."""
+        from greenroom.cli import kubeconfig
+        from greenroom.cli.default_key import known, read_secret
+        from greenroom.cli.target import Target
+
+        secret = read_secret(self._state)
+        key = None if secret is None else await known(self._state, secret)
+        if self._plan.kube_port is None or secret is None or key is None:
+            return
+        target = Target(
+            url=self._plan.entry_url, domain=self._plan.domain, key=secret, kube_port=self._plan.kube_port
+        )
+        state, owner = self._state, key.owner
+        try:
+            await _off_loop(lambda: kubeconfig.write(state.kubeconfig, state.root, target, owner))
+        except SetupError as error:
+            self._show("notice", text=error.message)
 
     def _spec_paths(self) -> set[Path]:
         return {self._state.spec_path(name) for name in self._specs}
@@ -193,6 +213,8 @@ class Supervisor:
                         self._show("notice", text=pasteable(text, self._state.root))
                     self._save(force=True)  # whoever is told finds it in the records
                     self._show("up", text=f"Greenroom is up at {self._plan.entry_url}")
+                    if (hint := kubectl_hint(self._state, self._plan.kube_port)) is not None:
+                        self._show("notice", text=hint)
                     for hint in self._hints:
                         self._show("notice", text=hint)
                 case Finished(failure):

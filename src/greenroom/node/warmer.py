@@ -268,8 +268,8 @@ class Warmer:
         key = (template, size)
         if stock and not self.stocks(template, size):
             raise PoolDry(
-                f"no {template} sandboxes of size {size.name} are kept warm here; raise the target of a pool of them, or "
-                "take one that is made when it is asked for",
+                f"no {template} sandboxes of size {size.name} are kept warm here; raise the target of a pool of them, "
+                "or take one that is made when it is asked for",
                 retry_after=2,
             )
         await self._pool_for(template, size)

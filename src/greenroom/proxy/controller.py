@@ -66,7 +66,7 @@ class Controller:
         self._informed = asyncio.Event()
         self._envoy: Envoy | None = None
         # Checked here so that a wrong setting is told before anything is started.
-        self._api_cluster = resources.api_cluster(spec.api_urls, self._config)
+        self._api_clusters = resources.api_clusters(spec.api_urls, self._config)
 
     async def run(self, leave: asyncio.Event) -> None:
         """From preparation until `leave` is set and the last client was served or its time is up.
@@ -153,7 +153,7 @@ class Controller:
 
     def _write_clusters(self) -> None:
         self._version += 1
-        clusters = [self._api_cluster, resources.controller_cluster(self._own_url, self._config)]
+        clusters = [*self._api_clusters, resources.controller_cluster(self._own_url, self._config)]
         for code, relay in sorted((self._relays or {}).items()):
             clusters.append(resources.node_cluster(code, relay, self._config))
         self._files.write(resources.CLUSTERS, resources.discovery(str(self._version), clusters))

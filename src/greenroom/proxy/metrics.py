@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from greenroom.proxy.admin import Admin, AdminError
-from greenroom.proxy.resources import API, ENTRY
+from greenroom.proxy.resources import API, API_KUBE, ENTRY
 from greenroom.wire import metrics
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _names(names: Iterable[str]) -> str:
 
 FILTER = (
     rf"^(http\.{ENTRY}\.({_names(_ENTRY)})"
-    rf"|cluster\.({API}|node_[a-z0-9]+)\.({_names(_CLUSTER)})"
+    rf"|cluster\.({API}|{API_KUBE}|node_[a-z0-9]+)\.({_names(_CLUSTER)})"
     rf"|server\.({_names(_SERVER)}))$"
 )
 """The same choice as Envoy's own names have it."""

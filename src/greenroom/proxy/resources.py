@@ -29,6 +29,9 @@ CERTIFICATE = f"{XDS}/certificate.json"
 CONTROL_CERTIFICATE = f"{XDS}/control.json"
 """Of the listener for Kubernetes' clients, which know the entry by its address."""
 ENTRY, API, CONTROLLER = "entry", "api", "controller"
+API_KUBE = "api_kube"
+"""The same replicas for Kubernetes' clients. Versions belong to the process that shows them, so that a client that is
+sent from one to the other cannot go on from what it has: one credential stays at one replica while that lives."""
 ENTRY_TLS, ENTRY_CONTROL = "entry_tls", "entry_control"
 
 BUFFER = 1 << 20
@@ -111,7 +114,9 @@ def entry_listener(
 ) -> Document:
     """The listener for both planes, or one of its twins with TLS by its `name`: ENTRY_TLS shows the certificate of the
     domain, ENTRY_CONTROL that of the control plane. Raises SetupError for a domain that is no host name."""
-    chain: Document = {"filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config)}]}
+    chain: Document = {
+        "filters": [{"name": "http", "typed_config": _manager(domain, relay_token, config, name)}]
+    }
     if name != ENTRY:
         chain["transport_socket"] = _tls(CERTIFICATE if name == ENTRY_TLS else CONTROL_CERTIFICATE)
     return {
@@ -171,7 +176,7 @@ def certificate(chain: bytes, key: bytes, name: str = CERTIFICATE) -> Document:
     }
 
 
-def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
+def _manager(domain: str, relay_token: str, config: ProxyConfig, name: str) -> Document:
     idle = _seconds(config.idle_timeout)
     return {
         "@type": _HCM,
@@ -224,7 +229,7 @@ def _manager(domain: str, relay_token: str, config: ProxyConfig) -> Document:
             },
         ],
         "route_config": {
-            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(relay_token)}],
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(relay_token, name)}],
             "validate_clusters": False,
         },
     }
@@ -241,7 +246,7 @@ def _filter(domain: str, token: str) -> str:
     return f'local DOMAIN = "{name}"\nlocal CREDENTIAL = "{quoted}"\n{source}'
 
 
-def _routes(relay_token: str) -> list[Document]:
+def _routes(relay_token: str, name: str) -> list[Document]:
     def marked(header: str) -> Document:
         return {"prefix": "/", "headers": [{"name": header, "present_match": True}]}
 
@@ -282,16 +287,33 @@ def _routes(relay_token: str) -> list[Document]:
             "direct_response": {"status": 404, "body": {"inline_string": "no such path"}},
         },
         # Kubernetes' clients watch for as long as nothing happens; the api bounds that itself.
-        *(_to_api(prefix, idle_timeout="0s") for prefix in ("/apis/", "/api/")),
-        _to_api("/"),
+        *(
+            _to_api({"path_separated_prefix": path}, **_STICKY, idle_timeout="0s")
+            for path in ("/apis", "/api", "/openapi")
+        ),
+        # Beside E2B's, `/healthz` is the one of all roles; Kubernetes' clients want theirs.
+        *(
+            [_to_api({"path": "/healthz"}, **_STICKY, prefix_rewrite="/livez")]
+            if name == ENTRY_CONTROL
+            else []
+        ),
+        _to_api({"prefix": "/"}, **(_STICKY if name == ENTRY_CONTROL else {"cluster": API})),
     ]
 
 
-def _to_api(prefix: str, **more: Any) -> Document:
+_STICKY: Document = {
+    "cluster": API_KUBE,
+    "hash_policy": [
+        {"header": {"header_name": "authorization"}, "terminal": True},
+        {"connection_properties": {"source_ip": True}},
+    ],
+}
+
+
+def _to_api(match: Document, **more: Any) -> Document:
     return {
-        "match": {"prefix": prefix},
+        "match": match,
         "route": {
-            "cluster": API,
             "timeout": "0s",
             **more,
             "retry_policy": {
@@ -306,7 +328,8 @@ def _to_api(prefix: str, **more: Any) -> Document:
                         },
                     }
                 ],
-                "host_selection_retry_max_attempts": "3",
+                # A choice by hash takes another host for each of these by chance.
+                "host_selection_retry_max_attempts": "8",
                 "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
             },
         },
@@ -314,14 +337,18 @@ def _to_api(prefix: str, **more: Any) -> Document:
     }
 
 
-def api_cluster(urls: Sequence[str], config: ProxyConfig) -> Document:
-    """All api replicas, in turn, the ones that answer their health check first.
+def api_clusters(urls: Sequence[str], config: ProxyConfig) -> list[Document]:
+    """All api replicas, the ones that answer their health check first: in turn, and by whoever asks.
 
     Raises SetupError for a URL that is not `http://host:port`.
     """
+    return [_api_cluster(API, "ROUND_ROBIN", urls, config), _api_cluster(API_KUBE, "MAGLEV", urls, config)]
+
+
+def _api_cluster(name: str, policy: str, urls: Sequence[str], config: ProxyConfig) -> Document:
     return {
-        **_cluster(API, [_host_and_port(url) for url in urls], config),
-        "lb_policy": "ROUND_ROBIN",
+        **_cluster(name, [_host_and_port(url) for url in urls], config),
+        "lb_policy": policy,
         # With every replica failing its checks (a starved machine), trying one beats refusing at once.
         "common_lb_config": {"healthy_panic_threshold": {"value": 1.0}},
         "health_checks": [

@@ -38,6 +38,20 @@ def test_an_access_review() -> None:
     }
 
 
+def test_a_quota_with_what_a_client_sets() -> None:
+    labels = field(11, field(1, "team") + field(2, "a")) + field(11, field(1, "bare") + field(2, ""))
+    metadata = field(1, "q") + field(3, "") + field(5, "") + labels + field(14, "x/y") + field(8, b"")
+    hard = field(1, field(1, "requests.cpu") + field(2, field(1, "4")))
+    hard += field(1, field(1, "requests.memory") + field(2, field(1, "8Gi")))
+    raw = field(1, metadata) + field(2, hard + field(2, "BestEffort")) + field(3, b"")
+    assert decoded(envelope("ResourceQuota", raw), "ResourceQuota") == {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q", "labels": {"team": "a", "bare": ""}, "finalizers": ["x/y"]},
+        "spec": {"hard": {"requests.cpu": "4", "requests.memory": "8Gi"}, "scopes": ["BestEffort"]},
+    }
+
+
 def test_numbers_and_unknown_fields_are_passed_over() -> None:
     # A varint, 8 and 4 bytes, then a text.
     raw = bytes([9 << 3, 0xFF, 0x01]) + bytes([10 << 3 | 1]) + bytes(8) + bytes([11 << 3 | 5]) + bytes(4)

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from greenroom.api.kube import status
 from greenroom.api.kube.objects import copied
+from greenroom.api.kube.openapi2 import ANSWERED, PROTOBUF
 from greenroom.api.kube.watching import INITIAL_END
 from greenroom.errors import PoolDry
 from tests.support.kube_server import KubeServer, kube_server
@@ -194,6 +195,52 @@ async def test_scale(server: KubeServer) -> None:
     assert failed(few) == (422, "Invalid")
 
 
+async def test_a_body_without_its_kind_is_what_the_path_says(server: KubeServer) -> None:
+    given = box()
+    del given["kind"], given["apiVersion"]
+    made = await server.client.post(BOXES, json=given)
+    assert (made.status_code, made.json()["kind"]) == (201, "Sandbox")
+    assert made.json()["apiVersion"] == "agents.x-k8s.io/v1beta1"
+
+
+async def test_a_quota_that_goes_is_answered_and_other_kinds_by_a_status(server: KubeServer) -> None:
+    http, quotas = server.client, "/api/v1/namespaces/default/resourcequotas"
+    made = await http.post(quotas, json={"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "4"}}})
+    assert made.status_code == 201
+    assert (await http.delete(f"{quotas}/q")).json() == made.json()
+    assert failed(await http.get(f"{quotas}/q")) == (404, "NotFound")
+    await http.post(BOXES, json=box())
+    assert (await http.delete(f"{BOXES}/box")).json()["kind"] == "Status"
+
+
+async def test_what_is_no_json_is_told_what_to_do(server: KubeServer) -> None:
+    sent = {"content-type": "application/vnd.kubernetes.protobuf"}
+    refused = await server.client.post(BOXES, content=b"k8s\x00", headers=sent)
+    assert failed(refused) == (415, "UnsupportedMediaType")
+    assert "use kubectl apply -f" in refused.json()["message"]
+
+
+async def test_a_caller_that_sees_some_is_shown_these(server: KubeServer) -> None:
+    storage = server.storages["namespaces"]
+    for name in ("a", "b", "c"):
+        await storage.create({"metadata": {"name": name, "uid": name}}, dry_run=False)
+    server.visible = frozenset({"a", "c", "elsewhere"})
+    listed = (await server.client.get("/api/v1/namespaces")).json()["items"]
+    assert [each["metadata"]["name"] for each in listed] == ["a", "c"]
+    query = {
+        "watch": "1",
+        "timeoutSeconds": "1",
+        "sendInitialEvents": "true",
+        "resourceVersionMatch": "NotOlderThan",
+    }
+    told = await server.client.get("/api/v1/namespaces", params={**query, "allowWatchBookmarks": "true"})
+    events = [json.loads(line) for line in told.text.splitlines()]
+    assert [each["object"]["metadata"].get("name") for each in events if each["type"] == "ADDED"] == [
+        "a",
+        "c",
+    ]
+
+
 async def test_actions(server: KubeServer) -> None:
     http, storage = server.client, server.storages["sandboxes"]
     await http.post(BOXES, json=box())
@@ -366,7 +413,7 @@ async def test_what_is_refused(server: KubeServer) -> None:
         (await http.post(BOXES, json=box()), (409, "AlreadyExists")),
         (await http.post(BOXES, json=elsewhere), (400, "BadRequest")),
         (await http.post(BOXES, json={**box(), "kind": "Pod"}), (400, "BadRequest")),
-        (await http.post(BOXES, json={"metadata": {"name": "x"}}), (400, "BadRequest")),
+        (await http.post(BOXES, json={"metadata": {"name": "x"}}), (422, "Invalid")),
         (await http.post(BOXES, json=[]), (400, "BadRequest")),
         (
             await http.post(BOXES, content=b"{", headers={"content-type": "application/json"}),
@@ -459,6 +506,14 @@ async def test_health_discovery_and_description(server: KubeServer) -> None:
     told = await http.get("/apis", headers={"accept": f"{accept},application/json"})
     assert told.headers["content-type"] == accept
     assert (await http.get("/apis")).json()["kind"] == "APIGroupList"
+    second = await http.get("/openapi/v2", headers={"accept": PROTOBUF})
+    assert second.headers["content-type"] == ANSWERED
+    again = await http.get(
+        "/openapi/v2", headers={"accept": PROTOBUF, "if-none-match": second.headers["etag"]}
+    )
+    assert again.status_code == 304
+    assert (await http.get("/openapi/v2")).json()["swagger"] == "2.0"
+    assert failed(await http.get("/openapi/v2", headers={"accept": "text/html"})) == (406, "NotAcceptable")
     index = (await http.get("/openapi/v3")).json()["paths"]
     for each in index.values():
         document = await http.get(each["serverRelativeURL"])

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from greenroom.api.keys import KeyRing
 from greenroom.api.kube.kinds import NAMESPACE
-from greenroom.api.kube.resources import Attempt
+from greenroom.api.kube.resources import VISIBLE, Attempt
 from greenroom.api.kube.status import Subject, forbidden, unauthorized
 from greenroom.api.rules import Action, Caller, of_key, refusal
 from greenroom.errors import Unauthorized
@@ -30,6 +30,8 @@ class Access:
     async def admit(self, request: Request, attempt: Attempt) -> None:
         """Let a request pass. Raises 401, 403."""
         caller = await self.caller_of(request)
+        if attempt.kind is NAMESPACE:
+            request.scope[VISIBLE] = caller.namespaces()
         action = action_of(attempt, request.url.path)
         if not caller.may(action):
             kind = attempt.kind

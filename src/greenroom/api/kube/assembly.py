@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.applications import Starlette
 
@@ -65,10 +65,13 @@ class KubeDialect:
             quotas,
         ]
 
-    async def _namespaces(self) -> Iterable[str]:
-        """Namespaces in which something is kept, or that belong to a key."""
-        owners = {key.owner for key in await self._store.api_keys() if key.revoked_at is None}
-        return self.stored.namespaces() | owners
+    async def _namespaces(self) -> Mapping[str, float]:
+        """Namespaces in which something is kept, or that belong to a key, and since when (Unix seconds)."""
+        found = self.stored.namespaces()
+        for key in await self._store.api_keys():
+            if key.revoked_at is None:
+                found[key.owner] = min(key.created_at, found.get(key.owner, key.created_at))
+        return found
 
     def ready(self) -> bool:
         """Whether everything can be answered: the store was read, and every node that is alive at least once. One that

@@ -72,6 +72,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()
     selectable: tuple[str, ...] = ()
     """Fields that field selectors may name, beside metadata.name and metadata.namespace."""
+    answers_deleted: bool = False
+    """Whether a delete is answered with the object that has gone, as kube-apiserver does for some of its own kinds."""
 
     @property
     def list_name(self) -> str:
@@ -301,6 +303,7 @@ QUOTA = Kind(
         _AGE,
     ),
     has_status=True,
+    answers_deleted=True,
 )
 
 CORE: Final[tuple[Kind, ...]] = (NAMESPACE, EVENT, QUOTA)

@@ -148,7 +148,7 @@ def _delete_options() -> Schema:
 def _components(kind: Kind) -> dict[str, Any]:
     own = component(kind.group, kind.version, kind.name)
     found: dict[str, Any] = {
-        own: {**kind.schema, GVK: [_gvk(kind.group, kind.version, kind.name)]},
+        own: {**kind.schema, GVK: [gvk(kind.group, kind.version, kind.name)]},
         component(kind.group, kind.version, kind.list_name): {
             "type": "object",
             "description": f"A list of {kind.plural}.",
@@ -159,18 +159,18 @@ def _components(kind: Kind) -> dict[str, Any]:
                 "metadata": _reference(f"{_META}.ListMeta"),
                 "items": {"type": "array", "description": "The objects.", "items": _reference(own)},
             },
-            GVK: [_gvk(kind.group, kind.version, kind.list_name)],
+            GVK: [gvk(kind.group, kind.version, kind.list_name)],
         },
     }
     if kind.scale is not None:
-        found["io.k8s.api.autoscaling.v1.Scale"] = {**SCALE, GVK: [_gvk("autoscaling", "v1", "Scale")]}
+        found["io.k8s.api.autoscaling.v1.Scale"] = {**SCALE, GVK: [gvk("autoscaling", "v1", "Scale")]}
     for action in kind.actions:
         bodies = [(action.takes, action.schema), (action.gives, action.gives_schema)]
         for name, schema in bodies:
             if schema is not None:
                 found[component(kind.group, kind.version, name)] = {
                     **schema,
-                    GVK: [_gvk(kind.group, kind.version, name)],
+                    GVK: [gvk(kind.group, kind.version, name)],
                 }
     return found
 
@@ -230,7 +230,7 @@ def _operation(body: tuple[str, str, str], verb: str, path: str) -> dict[str, An
         "operationId": f"{verb}{slug}",
         "tags": [f"{group}_{version}"],
         "x-kubernetes-action": _ACTIONS.get(verb, verb),
-        GVK: _gvk(group, version, name),
+        GVK: gvk(group, version, name),
         "parameters": [
             {"name": each, "in": "query", "description": _QUERY[each][1], "schema": {"type": _QUERY[each][0]}}
             for each in _PARAMETERS.get(verb, ())
@@ -258,5 +258,6 @@ def _reference(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _gvk(group: str, version: str, kind: str) -> dict[str, str]:
+def gvk(group: str, version: str, kind: str) -> dict[str, str]:
+    """The value of `GVK` for a kind."""
     return {"group": group, "version": version, "kind": kind}

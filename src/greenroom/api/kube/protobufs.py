@@ -1,4 +1,4 @@
-"""Just enough of Kubernetes' Protocol Buffers form to read the reviews that kubectl sends in it. Pure.
+"""Just enough of Kubernetes' Protocol Buffers form to read the reviews and quotas that kubectl sends in it. Pure.
 
 kubectl's typed clients write built-in kinds in this form and take JSON for an answer. A body is `k8s` and a zero byte,
 then a `runtime.Unknown` around the object. Field numbers are those of `generated.proto` in k8s.io/api. Everything is
@@ -18,7 +18,25 @@ MEDIA_TYPE: Final = "application/vnd.kubernetes.protobuf"
 MAGIC: Final = b"k8s\x00"
 
 Fields = Mapping[int, tuple[str, Any]]
-"""Fields of a message by number: name, and the fields of a message in it, or None for a text."""
+"""Fields of a message by number: name, and what it is: the fields of a message, None for a text, TEXTS for a list of
+texts, or `Entries` for a map."""
+TEXTS: Final = "texts"
+
+
+class Entries:
+    """A map from texts: to texts, or to quantities, which are messages with one text."""
+
+    def __init__(self, *, quantities: bool = False) -> None:
+        self.value: Fields = {1: ("key", None), 2: ("value", _QUANTITY if quantities else None)}
+
+    def entry(self, data: bytes) -> tuple[str, str]:
+        """One entry of it."""
+        made = _message(data, self.value)
+        value = made.get("value", "")
+        return made.get("key", ""), value.get("string", "") if isinstance(value, dict) else value
+
+
+_QUANTITY: Fields = {1: ("string", None)}
 
 _TYPE_META: Fields = {1: ("apiVersion", None), 2: ("kind", None)}
 _RESOURCE: Fields = {
@@ -29,7 +47,23 @@ _RESOURCE: Fields = {
 }
 _NON_RESOURCE: Fields = {1: ("path", None), 2: ("verb", None)}
 _ACCESS: Fields = {1: ("resourceAttributes", _RESOURCE), 2: ("nonResourceAttributes", _NON_RESOURCE)}
+_METADATA: Fields = {
+    1: ("name", None),
+    2: ("generateName", None),
+    3: ("namespace", None),
+    5: ("uid", None),
+    6: ("resourceVersion", None),
+    11: ("labels", Entries()),
+    12: ("annotations", Entries()),
+    14: ("finalizers", TEXTS),
+}
+"""What the server sets, and who owned which field, it knows itself."""
+_QUOTA: Fields = {
+    1: ("metadata", _METADATA),
+    2: ("spec", {1: ("hard", Entries(quantities=True)), 2: ("scopes", TEXTS), 3: ("scopeSelector", {})}),
+}
 KINDS: Final[Mapping[str, Fields]] = {
+    "ResourceQuota": _QUOTA,
     "SelfSubjectReview": {},
     "SelfSubjectAccessReview": {2: ("spec", _ACCESS)},
     "SelfSubjectRulesReview": {2: ("spec", {1: ("namespace", None)})},
@@ -58,14 +92,23 @@ def _message(data: bytes, known: Fields) -> Object:
         if number not in known:
             continue
         name, inner = known[number]
-        if inner is not None:
+        if isinstance(inner, Entries):
+            key, entry = inner.entry(value)
+            made.setdefault(name, {})[key] = entry
+        elif inner == TEXTS:
+            made.setdefault(name, []).append(_text(name, value))
+        elif inner is not None:
             made[name] = _message(value, inner)
-            continue
-        try:
-            made[name] = value.decode()
-        except UnicodeDecodeError:
-            raise bad_request(f"{name}: it is no text") from None
+        elif value:
+            made[name] = _text(name, value)
     return made
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise bad_request(f"{name}: it is no text") from None
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:

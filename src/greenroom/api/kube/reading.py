@@ -199,7 +199,8 @@ class Watch:
         self._headed = True
         self._form = (answer.form, answer.include)
         # Those who select the same are sent the same.
-        self._same = (*self._form, selection.namespace, str(selection.labels), str(selection.fields))
+        names = sorted(selection.names) if selection.names is not None else ["*"]
+        self._same = (*self._form, selection.namespace, str(selection.labels), str(selection.fields), *names)
         begin = self._cache.version if plan.since is None or initial is not None else plan.since
         since = begin if initial is None else initial.version
         if since > self._cache.version and not self._cache.foreign(since):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -26,6 +27,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+VISIBLE: Final = "greenroom.visible"
+"""Under this name a request's scope has the names of the objects that its caller may see, where that is not all."""
 Admit = Callable[[Request, Attempt], Awaitable[None]]
 """Raises `status.unauthorized` or `status.forbidden`, or lets a request pass."""
 

@@ -18,15 +18,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from greenroom.api.kube import negotiation, options, paging, reading
+from greenroom.api.kube import negotiation, options, paging, protobufs, reading
 from greenroom.api.kube.access import CALLER
 from greenroom.api.kube.crowd import Crowd
 from greenroom.api.kube.decoding import BODY_LIMIT, decoded, decoded_object
 from greenroom.api.kube.kinds import Action
 from greenroom.api.kube.negotiation import JSON, PATCHES
 from greenroom.api.kube.objects import Key, Object, metadata_of
-from greenroom.api.kube.resources import Admit, Attempt, Handler, Resource
+from greenroom.api.kube.resources import VISIBLE, Admit, Attempt, Handler, Resource
 from greenroom.api.kube.rows import Item, key_of_item, object_of
+from greenroom.api.kube.selectors import Selection
 from greenroom.api.kube.site import Site
 from greenroom.api.kube.status import (
     no_such_path,
@@ -120,6 +121,7 @@ class Objects:
         selection = options.selection(query, self._key(request)[0], self.kind)
         if truth_of("watch", query.get("watch")):
             await self._may(request, "watch")
+            selection = _visible(selection, request)
             plan = plan_of(
                 query.get("resourceVersion"),
                 query.get("resourceVersionMatch"),
@@ -138,7 +140,7 @@ class Objects:
                 raise
             return Streamed(watch, self._watches, lambda: self._crowd.leave(who))
         await self._may(request, "list")
-        page = await reading.listed(self._storage, selection, query)
+        page = await reading.listed(self._storage, _visible(selection, request), query)
         response = self._page(page, answer)
         if page.missing:
             response.headers.append("Warning", warning_header(_incomplete(page.missing)))
@@ -185,7 +187,7 @@ class Objects:
         key = await self._may(request, "delete")
         asked = await self._deleting(request)
         obj, gone = await self._writer.delete(key, asked)
-        if gone:
+        if gone and not self.kind.answers_deleted:
             told = success(self.kind.subject(key[1]), metadata_of(obj).get("uid", ""))
             return Response(msgspec.json.encode(told), media_type=JSON)
         return self._answer(request, Outcome(obj))
@@ -283,8 +285,12 @@ class Objects:
         return found
 
     async def _body(self, request: Request, *, optional: bool = False) -> Body:
-        negotiation.body_type(request.headers.get("content-type", ""))
+        told = request.headers.get("content-type", "")
+        readable = self.kind.name in protobufs.KINDS
+        form = negotiation.body_type(told, (JSON, protobufs.MEDIA_TYPE) if readable else (JSON,))
         body = await read_body(request, BODY_LIMIT)
+        if form == protobufs.MEDIA_TYPE:
+            return protobufs.decoded(body, self.kind.name), []
         return ({}, []) if optional and not body else decoded_object(body)
 
     @staticmethod
@@ -319,6 +325,11 @@ class Objects:
         for text in outcome.warnings:
             response.headers.append("Warning", warning_header(text))
         return response
+
+
+def _visible(selection: Selection, request: Request) -> Selection:
+    """A selection without what the caller may not see."""
+    return msgspec.structs.replace(selection, names=request.scope.get(VISIBLE))
 
 
 def _incomplete(nodes: Sequence[str]) -> str:

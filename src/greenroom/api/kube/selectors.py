@@ -280,16 +280,19 @@ def _admitted(requirement: FieldRequirement, row: Row) -> bool:
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What a request is narrowed to: a namespace ("" for all), labels and fields."""
+    """What a request is narrowed to: a namespace ("" for all), labels and fields, and names where that is not None."""
 
     namespace: str = ""
     labels: LabelSelector = LabelSelector()
     fields: FieldSelector = FieldSelector()
+    names: frozenset[str] | None = None
 
     def matches(self, obj: Object) -> bool:
         """Whether the object is selected."""
         metadata = metadata_of(obj)
         if self.namespace and metadata.get("namespace") != self.namespace:
+            return False
+        if self.names is not None and metadata.get("name") not in self.names:
             return False
         return self.labels.matches(metadata.get("labels") or {}) and self.fields.matches(obj)
 
@@ -299,6 +302,8 @@ class Selection(msgspec.Struct, frozen=True):
             return self.matches(item)
         if self.namespace and item.key[0] != self.namespace:
             return False
+        if self.names is not None and item.key[1] not in self.names:
+            return False
         if self.labels.requirements and not self.labels.matches(item.labels()):
             return False
         return all(_admitted(each, item) for each in self.fields.requirements)
@@ -306,9 +311,9 @@ class Selection(msgspec.Struct, frozen=True):
     @property
     def everything(self) -> bool:
         """Whether nothing is left out."""
-        return not (self.namespace or self.labels.requirements or self.fields.requirements)
+        return not self.namespace and self.namespaced_only
 
     @property
     def namespaced_only(self) -> bool:
         """Whether nothing is left out but other namespaces."""
-        return not (self.labels.requirements or self.fields.requirements)
+        return not (self.labels.requirements or self.fields.requirements or self.names is not None)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from greenroom.api.kube import discovery, negotiation, openapi
+from greenroom.api.kube import discovery, negotiation, openapi, openapi2
 from greenroom.api.kube.kinds import Kind
 from greenroom.api.kube.negotiation import JSON
 from greenroom.api.kube.objects import Object
@@ -25,6 +25,7 @@ class Site:
         self._admit = admit
         self._ready = ready
         self._documents = openapi.documents(kinds)
+        self._second = openapi2.documents(kinds)
         self._index = msgspec.json.encode(openapi.index(self._documents))
 
     def routes(self) -> list[Route]:
@@ -39,6 +40,7 @@ class Site:
             "/apis": self.groups,
             "/apis/{group}": self.group,
             "/apis/{group}/{version}": self.resources,
+            "/openapi/v2": self.openapi_second,
             "/openapi/v3": self.openapi_index,
             "/openapi/v3/{name:path}": self.openapi_document,
         }
@@ -83,6 +85,15 @@ class Site:
         return await self._told(
             request, discovery.resource_list("", request.path_params["version"], self._kinds)
         )
+
+    async def openapi_second(self, request: Request) -> Response:
+        """`/openapi/v2`: everything in one document, in JSON or Protocol Buffers."""
+        await self._admit(request, Attempt(verb="get"))
+        document, media_type = self._second.wanted(request.headers.get("accept", ""))
+        headers = {"ETag": f'"{document.hash}"', "Vary": "Accept"}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(document.body, media_type=media_type, headers=headers)
 
     async def openapi_index(self, request: Request) -> Response:
         """`/openapi/v3`: where the documents are."""

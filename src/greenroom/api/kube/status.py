@@ -204,6 +204,8 @@ def not_acceptable(accepted: Sequence[str]) -> StatusError:
 def unsupported_media_type(accepted: Sequence[str]) -> StatusError:
     """415: the server does not read the body's media type."""
     message = f"the body of the request was in an unknown format - accepted media types include: {', '.join(accepted)}"
+    if "application/json" in accepted:
+        message += "; with kubectl, use kubectl apply -f, which sends JSON"
     return StatusError(415, "UnsupportedMediaType", message)
 
 

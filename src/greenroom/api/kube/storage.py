@@ -81,5 +81,5 @@ class Orphaning(Protocol):
 class Cautioning(Protocol):
     """A storage that accepts what has no effect, and says so."""
 
-    def warnings(self, new: Object) -> Sequence[str]:
-        """What of a new object has no effect, in sentences for people."""
+    def warnings(self, new: Object, old: Object | None) -> Sequence[str]:
+        """What of a new object, or of a change of `old`, has no effect, in sentences for people."""

@@ -95,7 +95,7 @@ class Writer:
                 key, [wrong("metadata.resourceVersion", "", "must be specified for an update")]
             )
         old = await self._existing(key)
-        return Outcome(await self._changed(old, new, options, part), warnings)
+        return await self._changed(old, new, warnings, options, part)
 
     async def patch(
         self,
@@ -119,7 +119,7 @@ class Writer:
                 raise bad_request("the patch does not leave an object")
             new, warnings = self._taken((changed, patch[1]), options)
             self._placed(new, *key)
-            return Outcome(await self._changed(old, new, options, part), warnings)
+            return await self._changed(old, new, warnings, options, part)
 
         return await self._again(attempt, names_version(media_type, patch[0]))
 
@@ -156,7 +156,7 @@ class Writer:
             new = applied(old, given, self._kind, author, force=options.force)
             if old is None:
                 return await self._created(new, warnings, options, author)
-            return Outcome(await self._changed(old, new, options, part, tracked=True), warnings)
+            return await self._changed(old, new, warnings, options, part, tracked=True)
 
         return await self._again(attempt, bool(told_version))
 
@@ -187,7 +187,7 @@ class Writer:
             if attempt == 0:
                 self._check(new, None)
                 if isinstance(self._storage, Cautioning):
-                    warnings = [*warnings, *self._storage.warnings(new)]
+                    warnings = [*warnings, *self._storage.warnings(new, None)]
                 if applier is None:
                     updated(None, new, self._kind, self._author(options, ""))
                 check_size(new)
@@ -201,8 +201,15 @@ class Writer:
         raise name_not_free(self._kind.subject(metadata["name"]))
 
     async def _changed(
-        self, old: Object, new: Object, options: Writing, part: str, *, tracked: bool = False
-    ) -> Object:
+        self,
+        old: Object,
+        new: Object,
+        warnings: Sequence[str],
+        options: Writing,
+        part: str,
+        *,
+        tracked: bool = False,
+    ) -> Outcome:
         """Keep `new` in the place of `old`, as far as a write of this part may change it."""
         self._meant(old, metadata_of(new).get("resourceVersion", ""), metadata_of(new).get("uid", ""))
         new = self._narrowed(old, new, part)
@@ -216,11 +223,13 @@ class Writer:
         if any(not same(new.get(name), old.get(name)) for name in own):
             new["metadata"]["generation"] = int(metadata_of(old).get("generation") or 0) + 1
         if same(new, old):
-            return old
+            return Outcome(old, warnings)
+        if part == "" and isinstance(self._storage, Cautioning):
+            warnings = [*warnings, *self._storage.warnings(new, old)]
         if metadata_of(new).get("deletionTimestamp") and not metadata_of(new).get("finalizers"):
             await self._storage.remove(old, dry_run=options.dry_run)
-            return new
-        return await self._storage.replace(new, old, dry_run=options.dry_run)
+            return Outcome(new, warnings)
+        return Outcome(await self._storage.replace(new, old, dry_run=options.dry_run), warnings)
 
     def _narrowed(self, old: Object, new: Object, part: str) -> Object:
         if part == "status":
@@ -289,8 +298,8 @@ class Writer:
             for name in above:
                 node = node.setdefault(name, {})
             node[last] = (kept.get("spec") or {}).get("replicas", 0)
-            new = await self._changed(old, new, options, "scale")
-            return Outcome(self._scale_of(new), warnings)
+            outcome = await self._changed(old, new, warnings, options, "scale")
+            return Outcome(self._scale_of(outcome.obj), outcome.warnings)
 
         told = bool(metadata_of(body[0] if isinstance(body[0], dict) else {}).get("resourceVersion"))
         return await self._again(attempt, told)
@@ -334,7 +343,9 @@ class Writer:
         told, repeated = body
         if not isinstance(told, dict):
             raise bad_request("a JSON object is needed")
-        self._typed(told, self._kind.api_version, self._kind.name, needed=True)
+        self._typed(told, self._kind.api_version, self._kind.name)
+        # The path says both. Typed clients leave them out, and kube-apiserver fills them in for its own kinds.
+        told = {**told, "apiVersion": self._kind.api_version, "kind": self._kind.name}
         kept, unknown = pruned(told, self._kind.schema)
         warnings = strictness(options.level, unknown, repeated)
         without_nulls(kept, self._kind.schema)
@@ -344,11 +355,9 @@ class Writer:
             raise self._invalid(("", str(metadata_of(kept).get("name", ""))[:100]), found)
         return kept, warnings
 
-    def _typed(self, body: Object, api_version: str, name: str, *, needed: bool = False) -> None:
+    def _typed(self, body: Object, api_version: str, name: str) -> None:
         for what, wanted in (("apiVersion", api_version), ("kind", name)):
             told = body.get(what)
-            if told in (None, "") and needed:
-                raise bad_request(f"Object '{what.title()}' is missing: {wanted} is needed")
             if told not in (None, "", wanted):
                 known = "API version" if what == "apiVersion" else "kind"
                 raise bad_request(

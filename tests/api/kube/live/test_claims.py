@@ -184,6 +184,19 @@ async def test_the_templates_network_is_the_sandboxs() -> None:
     world.close()
 
 
+async def test_the_end_of_one_that_has_ended_does_not_move(world: World) -> None:
+    await make(world)
+    sandbox_id = (await sandbox(world))["status"]["sandboxID"]
+    world.fleet.change(sandbox_id, state="ended", ended_at=time.time(), end_reason="its time was up")
+    patch: Any = {"spec": {"lifecycle": {"shutdownTime": instant_text(time.time() + 60)}}}
+    with pytest.raises(StatusError, match="has ended") as refused:
+        await Writer(world.claims).patch(KEY, MERGE, (patch, []), Writing())
+    assert refused.value.code == 409
+    patch = {"metadata": {"labels": {"a": "b"}}}
+    kept = (await Writer(world.claims).patch(KEY, MERGE, (patch, []), Writing())).obj
+    assert kept["metadata"]["labels"]["a"] == "b"
+
+
 async def test_both_go_together(world: World) -> None:
     await make(world)
     await Writer(world.claims).delete(KEY, Deleting())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from greenroom.api.kube.status import StatusError
 from greenroom.api.kube.validation import pruned, violations
 from greenroom.api.kube.watching import Plan
 from greenroom.errors import NodeUnavailable
+from greenroom.wire.messages import FOREVER, Declared
 from tests.support.kube_fleet import World, record
 from tests.support.loops import eventually
 
@@ -48,12 +51,27 @@ async def test_events_tell_a_life() -> None:
     world.fleet.change(ONE, state="running")
     world.fleet.change(ONE, state="ended", ended_at=time.time(), end_reason="its time was up")
     world.node.gone(ONE)
-    world.node.put(record(TWO))
+    world.node.put(record(TWO, ends_at=time.time() + 60))
     world.node.gone(TWO)
     assert sorted(reasons(world)) == ["Expired", "Killed", "Resumed", "Suspended"]
     (event,) = [row.object() for row in world.events.rows("") if row.object()["reason"] == "Killed"]
     assert event["involvedObject"]["name"] == TWO
     assert await world.events.get((event["metadata"]["namespace"], event["metadata"]["name"])) == event
+    world.close()
+
+
+@pytest.mark.parametrize("state", ["running", "paused"])
+async def test_one_that_nobody_keeps_expires_when_its_time_has_come(state: str) -> None:
+    world = World().begin()
+    due = Declared(document=msgspec.Raw(b"{}"), revision=1, retain=False, shutdown_at=time.time() - 0.1)
+    world.node.put(record(ONE, state=state, ends_at=FOREVER, declared=due))
+    world.node.gone(ONE)
+    later = msgspec.structs.replace(due, shutdown_at=time.time() + 60)
+    world.node.put(record(TWO, state=state, ends_at=FOREVER, declared=later))
+    world.node.gone(TWO)
+    told = [row.object() for row in world.events.rows("")]
+    found = {each["involvedObject"]["name"]: each["reason"] for each in told}
+    assert found == {ONE: "Expired", TWO: "Killed"}
     world.close()
 
 
@@ -125,9 +143,9 @@ async def test_a_name_that_another_sandbox_takes_is_another_object() -> None:
 
 async def test_namespaces_come_and_go_with_what_names_them() -> None:
     world = World().begin()
-    named = ["keys"]
+    named = {"keys": 1_600_000_000.0}
 
-    async def others() -> list[str]:
+    async def others() -> dict[str, float]:
         return named
 
     world.namespaces._others = others
@@ -145,6 +163,34 @@ async def test_namespaces_come_and_go_with_what_names_them() -> None:
     named.clear()
     assert await names() == ["default"]
     assert await world.namespaces.get(("", "team")) is None
+    world.close()
+
+
+async def test_a_namespace_is_as_old_as_the_oldest_thing_in_it() -> None:
+    world = World().begin()
+    named: dict[str, float] = {}
+
+    async def others() -> dict[str, float]:
+        return named
+
+    async def born(name: str) -> str | None:
+        found = await world.namespaces.get(("", name))
+        assert found is not None
+        return found["metadata"].get("creationTimestamp")  # type: ignore[no-any-return]
+
+    world.namespaces._others = others
+    assert await born("default") is None
+    watcher = world.namespaces.cache.watch(world.namespaces.cache.version, None, lambda: None)
+    world.node.put(record(ONE, started_at=1_700_000_500.0, owner="team"))
+    assert await born("team") == "2023-11-14T22:21:40Z"
+    world.node.put(record(TWO, started_at=1_700_000_000.0, owner="team"))
+    assert await born("team") == "2023-11-14T22:13:20Z"
+    named |= {"team": 1_700_000_900.0, "default": 1_600_000_000.0, "bare": math.inf}
+    assert await born("team") == "2023-11-14T22:13:20Z"
+    assert await born("default") == "2020-09-13T12:26:40Z"
+    assert await born("bare") is None
+    told = [(change.type_for(None), change.version) for change in watcher.take()]
+    assert [kind for kind, _ in told] == ["ADDED", "MODIFIED", "ADDED", "MODIFIED"]
     world.close()
 
 

@@ -87,6 +87,10 @@ async def test_resources_choose_the_size(world: World, writer: Writer) -> None:
             "spec.podTemplate.spec.containers[0].env[0].valueFrom",
         ),
         (
+            {"container": {"envFrom": [{"secretRef": {"name": "s"}}]}},
+            "spec.podTemplate.spec.containers[0].envFrom",
+        ),
+        (
             {"container": {"env": [{"name": "1=", "value": "x"}]}},
             "spec.podTemplate.spec.containers[0].env[0].name",
         ),
@@ -94,7 +98,7 @@ async def test_resources_choose_the_size(world: World, writer: Writer) -> None:
         ({"volumeClaimTemplates": [{"spec": {}}]}, "spec.volumeClaimTemplates"),
         ({"name": "iabcdabcdabcdabcdabc"}, "metadata.name"),
     ],
-    ids=["image", "no-image", "size", "value-from", "variable", "past", "volumes", "id"],
+    ids=["image", "no-image", "size", "value-from", "env-from", "variable", "past", "volumes", "id"],
 )
 async def test_what_cannot_be_had_is_refused_before_anything_is_made(
     world: World, writer: Writer, given: Any, field: str
@@ -148,7 +152,61 @@ async def test_what_has_no_effect_is_warned_of(writer: Writer) -> None:
     assert outcome.obj["metadata"]["labels"]["sandbox.greenroom.dev/node"] == "node-1"
     assert any("sandbox.greenroom.dev/node is set by the platform" in text for text in outcome.warnings)
     assert any("only the first counts, not side" in text for text in outcome.warnings)
-    assert any("containers[0].command: has no effect" in text for text in outcome.warnings)
+    assert "spec.podTemplate.spec: has no effect here: containers[0].command" in outcome.warnings
+
+
+async def test_every_field_without_effect_is_named_once_in_one_line(writer: Writer) -> None:
+    container = {
+        "imagePullPolicy": "Always",
+        "ports": [{"containerPort": 80}],
+        "securityContext": {"privileged": True},
+        "volumeMounts": [{"name": "v"}],
+        "livenessProbe": {"exec": {}},
+        "lifecycle": {"preStop": {}},
+        "resources": {"requests": {"cpu": "1"}},
+        "env": [{"name": "A", "value": "1"}],
+        "args": [],
+    }
+    given = body(container=container)
+    pod = given[0]["spec"]["podTemplate"]["spec"]
+    pod |= {
+        "serviceAccountName": "x",
+        "hostNetwork": True,
+        "imagePullSecrets": [{"name": "s"}],
+        "runtimeClassName": "kata",
+        "restartPolicy": "Never",
+        "nodeSelector": {"a": "b"},
+        "tolerations": [],
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "securityContext": {"a": 1},
+    }
+    outcome = await writer.create("default", given, Writing())
+    (line,) = outcome.warnings
+    lead, _, named = line.partition("here: ")
+    assert lead == "spec.podTemplate.spec: has no effect "
+    fields = (pod.keys() - {"containers", "tolerations"}) | {
+        f"containers[0].{each}" for each in container.keys() - {"resources", "env", "args"}
+    }
+    assert set(named.split(", ")) == fields
+
+
+async def test_the_line_is_bounded(writer: Writer) -> None:
+    given = body()
+    given[0]["spec"]["podTemplate"]["spec"] |= {f"field{number}": "x" * 99 for number in range(99)}
+    (line,) = (await writer.create("default", given, Writing())).warnings
+    assert line.endswith(", field23, …")
+
+
+async def test_labels_of_the_platform_that_a_change_brings_are_warned_of(writer: Writer) -> None:
+    made = await make(writer)
+    merge = "application/merge-patch+json"
+    patch: Any = {"metadata": {"labels": {"sandbox.greenroom.dev/node": "x", "team": "c"}}}
+    outcome = await writer.patch(KEY, merge, (patch, []), Writing())
+    assert outcome.warnings == ["metadata.labels: sandbox.greenroom.dev/node is set by the platform"]
+    assert outcome.obj["metadata"]["labels"] == {**made["metadata"]["labels"], "team": "c"}
+    patch = {"metadata": {"labels": {"team": "d"}}}
+    assert (await writer.patch(KEY, merge, (patch, []), Writing())).warnings == []
 
 
 async def test_the_operating_mode_pauses_and_resumes(world: World, writer: Writer) -> None:
@@ -309,6 +367,10 @@ async def test_one_that_ended_is_kept_with_the_reason(world: World, writer: Writ
     patch = {"spec": {"operatingMode": "Suspended"}}
     with pytest.raises(StatusError, match="the sandbox has ended"):
         await writer.patch(KEY, "application/merge-patch+json", (patch, []), Writing())
+    patch = {"spec": {"shutdownTime": instant_text(time.time() + 60)}}
+    with pytest.raises(StatusError, match="the sandbox has ended") as refused:
+        await writer.patch(KEY, "application/merge-patch+json", (patch, []), Writing())
+    assert refused.value.code == 409
     _, gone = await writer.delete(KEY, Deleting())
     assert gone
 

@@ -24,6 +24,7 @@ from greenroom.api.kube.status import (
     Cause,
     StatusError,
     already_exists,
+    conflict,
     invalid,
     method_not_allowed,
 )
@@ -207,9 +208,13 @@ class SandboxClaimStorage:
     async def replace(self, obj: Object, old: Object, *, dry_run: bool) -> Object:
         """See `Storage`."""
         row = self._operating.present(self._shelf, CLAIM, old)
+        listed = row.facts.listed
+        told, was = ((each["spec"].get("lifecycle") or {}).get("shutdownTime") for each in (obj, old))
+        if listed.state == "ended" and not same(told, was):
+            why = "its sandbox has ended; all that can be done is to delete it"
+            raise conflict(CLAIM.subject(key_of(old)[1]), why)
         if dry_run:
             return obj
-        listed = row.facts.listed
         with self._operating.about(CLAIM, key_of(old)[1]):
             wish = _ending(listed, obj["spec"], old["spec"])
             document = Document(documents.document_of(listed).sandbox, documents.claim_part(obj))

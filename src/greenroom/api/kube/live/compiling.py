@@ -32,9 +32,10 @@ LAST_INSTANT: Final = 253_402_300_799.0
 NAMED: Final = 20
 """Templates that a refusal names."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,254}")
-_WITHOUT_EFFECT: Final = ("command", "args", "workingDir", "volumeMounts", "securityContext", "lifecycle")
-_PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
-_POD_WITHOUT_EFFECT: Final = ("initContainers", "nodeSelector", "affinity", "tolerations", "volumes")
+_COUNTS: Final = frozenset({"name", "image", "env", "envFrom", "resources"})
+"""Fields of a container that mean something here; of a pod these are the containers."""
+PATHS: Final = 24
+"""Fields without effect that a warning names."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -56,6 +57,11 @@ def pod_violations(spec: Mapping[str, Any]) -> Iterator[Cause]:
     if not first.get("image"):
         yield required(f"{CONTAINER}.image", "the name of a Greenroom template, such as base")
     yield from env_violations(first.get("env") or (), f"{CONTAINER}.env")
+    if first.get("envFrom"):
+        detail = (
+            "there are no Secrets and ConfigMaps to take variables from; name them with their values in env"
+        )
+        yield not_allowed(f"{CONTAINER}.envFrom", detail)
 
 
 def env_violations(entries: Sequence[Mapping[str, Any]], path: str) -> Iterator[Cause]:
@@ -81,8 +87,12 @@ def env_violations(entries: Sequence[Mapping[str, Any]], path: str) -> Iterator[
             yield wrong(f"{path}[{number}].value", value, "it has a NUL character")
 
 
-def pod_warnings(spec: Mapping[str, Any]) -> list[str]:
-    """What of a spec has no effect, in sentences for people."""
+def pod_warnings(spec: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[str]:
+    """What of a spec has no effect, in sentences for people; nothing where it was so `before`."""
+    if before is not None and all(
+        same(spec.get(each), before.get(each)) for each in ("podTemplate", "service")
+    ):
+        return []
     pod = field(spec, ("podTemplate", "spec")) or {}
     told: list[str] = []
     containers = pod.get("containers") or []
@@ -92,12 +102,18 @@ def pod_warnings(spec: Mapping[str, Any]) -> list[str]:
             f"spec.podTemplate.spec.containers: a sandbox is one machine; only the first counts, not {names}"
         )
     first = _container(spec)
-    idle = [f"containers[0].{each}" for each in (*_WITHOUT_EFFECT, *_PROBES) if first.get(each)]
-    idle += [each for each in _POD_WITHOUT_EFFECT if pod.get(each)]
-    told += [f"spec.podTemplate.spec.{each}: has no effect here" for each in idle]
+    idle = [each for each in pod if each != "containers" and _given(pod[each])]
+    idle += [f"containers[0].{each}" for each in first if each not in _COUNTS and _given(first[each])]
+    if idle:
+        named = ", ".join(each[:63] for each in idle[:PATHS]) + (", …" if len(idle) > PATHS else "")
+        told.append(f"spec.podTemplate.spec: has no effect here: {named}")
     if spec.get("service"):
         told.append("spec.service: has no effect here; sandboxes are reached through the proxy")
     return told
+
+
+def _given(value: object) -> bool:
+    return value is not None and value != "" and value != {} and value != []
 
 
 def _container(spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -342,7 +342,9 @@ def declared_of(
     )
 
 
-def lies(obj: Object) -> list[str]:
-    """The platform's labels that an object brings itself. They are not kept: the platform's own take their place."""
+def lies(obj: Object, old: Object | None = None) -> list[str]:
+    """The platform's labels that an object, or a change of `old`, brings itself. They are not kept: the platform's own
+    take their place."""
     given: Mapping[str, str] = (obj.get("metadata") or {}).get("labels") or {}
-    return [key for key in SET_LABELS if key in given]
+    known: Mapping[str, str] = ((old or {}).get("metadata") or {}).get("labels") or {}
+    return [key for key in SET_LABELS if key in given and given[key] != known.get(key)]

@@ -28,6 +28,8 @@ from greenroom.fleet.view import NodeView
 KEPT: Final = 4096
 """Transitions that are remembered."""
 COMPONENT: Final = "greenroom"
+SKEW: Final = 0.5
+"""Seconds that a node's clock may be ahead of this one's."""
 
 
 class EventRow(Row):
@@ -152,7 +154,7 @@ class EventStorage(ReadOnly):
             for old in self._begun.pop(before.key, ()):
                 self.cache.record(Change(self._live.clock.next(), old, None))
             if before.facts.listed.state != "ended":
-                self._note(before, "Killed", f"Sandbox {before.sandbox_id} has ended and is removed")
+                self._left(before)
             before = None
         if after is None:
             return
@@ -168,6 +170,14 @@ class EventStorage(ReadOnly):
 
     def close(self) -> None:
         """See `Follower`."""
+
+    def _left(self, before: LiveRow) -> None:
+        """One went that nobody keeps: its time had come, or somebody ended it. Its node does not say which."""
+        end = documents.ends(before.facts.listed)
+        if end is not None and self._live.now() >= end - SKEW:
+            self._note(before, "Expired", f"Sandbox {before.sandbox_id} has ended, as its time was up")
+        else:
+            self._note(before, "Killed", f"Sandbox {before.sandbox_id} has ended and is removed")
 
     def _transition(self, before: LiveRow, after: LiveRow) -> None:
         was, now = before.facts, after.facts

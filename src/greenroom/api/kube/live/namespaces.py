@@ -6,7 +6,8 @@ its changes are told to those who watch then; `refresh` tells them at once.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from greenroom.api.kube.kinds import NAMESPACE
 from greenroom.api.kube.live import documents
@@ -14,17 +15,22 @@ from greenroom.api.kube.live.instants import instant_text
 from greenroom.api.kube.live.observing import Live
 from greenroom.api.kube.live.reads import Current, ReadOnly
 from greenroom.api.kube.live.shelves import LiveRow
-from greenroom.api.kube.objects import Key, Object
+from greenroom.api.kube.objects import Key, Object, same
 from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.watching import Cache, Change
 from greenroom.fleet.view import NodeView
 
-Others = Callable[[], Awaitable[Iterable[str]]]
+Others = Callable[[], Awaitable[Mapping[str, float]]]
+"""Names, and since when there is something (Unix seconds; infinity where that is not known)."""
 
 
-async def nothing() -> Iterable[str]:
+async def nothing() -> Mapping[str, float]:
     """Names no namespace."""
-    return ()
+    return {}
+
+
+def _born(obj: Object) -> object:
+    return obj["metadata"].get("creationTimestamp")
 
 
 class NamespaceStorage(ReadOnly):
@@ -40,6 +46,8 @@ class NamespaceStorage(ReadOnly):
         self._counts: dict[str, int] = {}
         """Sandboxes of each."""
         self._named: set[str] = {documents.DEFAULT_NAMESPACE}
+        self._oldest: dict[str, float] = {}
+        """When the oldest thing was made that has been in each."""
         self._objects: dict[str, Object] = {}
         self._settle({documents.DEFAULT_NAMESPACE})
         live.follow(self)
@@ -53,6 +61,7 @@ class NamespaceStorage(ReadOnly):
                 del self._counts[name]
         if after is not None:
             self._counts[after.key[0]] = self._counts.get(after.key[0], 0) + 1
+            self._learn(after.key[0], after.facts.listed.started_at)
         self._settle({row.key[0] for row in (before, after) if row is not None})
 
     def node(self, node: NodeView, *, there: bool) -> None:
@@ -64,16 +73,27 @@ class NamespaceStorage(ReadOnly):
     def _settle(self, names: Iterable[str]) -> None:
         for name in sorted(names):
             there = name in self._counts or name in self._named
-            if there == (name in self._objects):
+            before = self._objects.get(name)
+            if there == (before is not None) and (before is None or same(_born(before), self._since(name))):
                 continue
             version = self._live.clock.next()
-            before = self._objects.pop(name, None)
+            self._objects.pop(name, None)
+            if not there:
+                self._oldest.pop(name, None)
             after = self._made(name, version) if there else None
             if after is not None:
                 self._objects[name] = after
             self.cache.record(Change(version, before, after))
 
+    def _learn(self, name: str, at: float) -> None:
+        self._oldest[name] = min(at, self._oldest.get(name, math.inf))
+
+    def _since(self, name: str) -> str | None:
+        at = self._oldest.get(name, math.inf)
+        return None if at == math.inf else instant_text(at)
+
     def _made(self, name: str, version: int) -> Object:
+        born = self._since(name)
         return {
             "apiVersion": NAMESPACE.api_version,
             "kind": NAMESPACE.name,
@@ -81,7 +101,7 @@ class NamespaceStorage(ReadOnly):
                 "name": name,
                 "uid": documents.uid_of(NAMESPACE, name),
                 "resourceVersion": str(version),
-                "creationTimestamp": instant_text(self._live.now()),
+                **({} if born is None else {"creationTimestamp": born}),
                 "labels": {"kubernetes.io/metadata.name": name},
             },
             "spec": {"finalizers": []},
@@ -90,8 +110,13 @@ class NamespaceStorage(ReadOnly):
 
     async def refresh(self) -> None:
         """Learn which namespaces are named beside those of sandboxes."""
-        named = {documents.DEFAULT_NAMESPACE, *await self._others()}
+        others = await self._others()
+        named = {documents.DEFAULT_NAMESPACE, *others}
         changed = named ^ self._named
+        for name, at in others.items():
+            if at < self._oldest.get(name, math.inf):
+                self._learn(name, at)
+                changed.add(name)
         self._named = named
         self._settle(changed)
 

@@ -85,10 +85,10 @@ class SandboxStorage:
         )
         return found
 
-    def warnings(self, new: Object) -> Sequence[str]:
-        """What of a new object has no effect."""
-        told = [f"metadata.labels: {key} is set by the platform" for key in documents.lies(new)]
-        return [*told, *compiling.pod_warnings(new.get("spec") or {})]
+    def warnings(self, new: Object, old: Object | None) -> Sequence[str]:
+        """What of a new object, or of a change, has no effect."""
+        told = [f"metadata.labels: {key} is set by the platform" for key in documents.lies(new, old)]
+        return [*told, *compiling.pod_warnings(new.get("spec") or {}, (old or {}).get("spec"))]
 
     async def create(self, obj: Object, *, dry_run: bool) -> Object:
         """See `Storage`."""
@@ -156,7 +156,8 @@ class SandboxStorage:
         new, before = obj.get("spec") or {}, old.get("spec") or {}
         moved = new.get("operatingMode") != before.get("operatingMode")
         facts = row.facts.listed
-        if moved and facts.state == "ended":
+        moved_end = not same(new.get("shutdownTime"), before.get("shutdownTime"))
+        if (moved or moved_end) and facts.state == "ended":
             raise conflict(
                 SANDBOX.subject(name), "the sandbox has ended; all that can be done is to delete it"
             )

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from greenroom.api.kube.live.claims import Found
+from greenroom.api.kube.live.instants import seconds_of
+from greenroom.api.kube.objects import metadata_of
 from greenroom.api.kube.status import StatusError
 from greenroom.api.kube.storage import Storage
 from greenroom.api.kube.stored.driving import Driven
@@ -68,10 +70,15 @@ class Stored:
             await self._following.look()
         return self.pools.pool(namespace, name)
 
-    def namespaces(self) -> set[str]:
-        """The namespaces in which something is kept."""
-        storages = (self.templates, self.pools, self.quotas)
-        return {namespace for storage in storages for namespace, _ in storage.documents()}
+    def namespaces(self) -> dict[str, float]:
+        """The namespaces in which something is kept, and when the oldest of that was made (Unix seconds)."""
+        found: dict[str, float] = {}
+        for storage in (self.templates, self.pools, self.quotas):
+            for (namespace, _), document in storage.documents().items():
+                made = seconds_of(metadata_of(document).get("creationTimestamp"))
+                known = found.get(namespace, float("inf"))
+                found[namespace] = known if made is None else min(made, known)
+        return found
 
     async def look(self) -> None:
         """Take in what the store has now, and compute what follows from it. Raises TemporaryError."""

@@ -60,9 +60,9 @@ class TemplateStorage(StoredStorage):
         made = compiling.made_of(spec, found)
         return [made] if isinstance(made, Cause) else []
 
-    def warnings(self, new: Object) -> Sequence[str]:
+    def warnings(self, new: Object, old: Object | None) -> Sequence[str]:
         """What of a template has no effect."""
-        return compiling.pod_warnings(new.get("spec") or {})
+        return compiling.pod_warnings(new.get("spec") or {}, (old or {}).get("spec"))
 
 
 class PoolStorage(StoredStorage):
