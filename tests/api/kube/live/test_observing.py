@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from greenroom.api.kube.kinds import SANDBOX
 from greenroom.api.kube.live import observing
+from greenroom.api.kube.live.instants import instant_text
 from greenroom.api.kube.objects import Object
 from greenroom.api.kube.options import Answering
 from greenroom.api.kube.reading import list_body, listed, watch
@@ -149,7 +150,6 @@ async def test_namespaces_come_and_go_with_what_names_them() -> None:
         return named
 
     world.namespaces._others = others
-    world.live.now = lambda: 5.0
     world.node.put(record(owner="team"))
 
     async def names() -> list[str]:
@@ -158,7 +158,7 @@ async def test_namespaces_come_and_go_with_what_names_them() -> None:
     assert await names() == ["default", "keys", "team"]
     team = await world.namespaces.get(("", "team"))
     assert team is not None
-    assert team["metadata"]["creationTimestamp"] == "1970-01-01T00:00:05Z"
+    assert team["metadata"]["creationTimestamp"] == instant_text(record().started_at)
     world.node.gone(ONE)
     named.clear()
     assert await names() == ["default"]
