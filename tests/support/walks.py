@@ -84,6 +84,7 @@ _ALIKE = (
     (r"Linux \S+", "Linux RELEASE"),
     (r"a warm one was handed over|it was started for this", "IT BEGAN"),
     (r" --state-dir \S+", ""),
+    (r"KUBECONFIG=\S+", "KUBECONFIG=FILE"),
     (r"\(supervisor \d+\)", "(supervisor N)"),
     (r" +", " "),
 )
