@@ -6,7 +6,7 @@ sandbox's, has the sandbox's name, and goes with it. Deleted with `propagationPo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from greenroom.api.kube import objectmeta
@@ -19,7 +19,8 @@ from greenroom.api.kube.live.instants import seconds_of
 from greenroom.api.kube.live.operating import Ending, Operating, new_key
 from greenroom.api.kube.live.policies import template_network
 from greenroom.api.kube.live.sandboxes import held, leaving
-from greenroom.api.kube.objects import Key, Object, copied, key_of, metadata_of, same
+from greenroom.api.kube.live.shelved import Shelved
+from greenroom.api.kube.objects import Object, copied, key_of, metadata_of, same
 from greenroom.api.kube.status import (
     Cause,
     StatusError,
@@ -28,9 +29,7 @@ from greenroom.api.kube.status import (
     invalid,
     method_not_allowed,
 )
-from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.validation import not_allowed
-from greenroom.api.kube.watching import Cache
 from greenroom.errors import NotFound, UnknownTemplate
 from greenroom.wire.messages import FOREVER, ClaimRequest, Listed, Network, Size
 
@@ -56,30 +55,14 @@ class Pools(Protocol):
         """The pool of this name, with its template. Raises a 404 that names the one that is missing."""
 
 
-class SandboxClaimStorage:
+class SandboxClaimStorage(Shelved):
     """See the module."""
 
     kind: Kind = CLAIM
 
     def __init__(self, operating: Operating, pools: Pools) -> None:
-        self._operating = operating
+        super().__init__(operating, operating.live.claims)
         self._pools = pools
-        self._shelf = operating.live.claims
-        self._now: Callable[[], float] = operating.live.now
-
-    @property
-    def cache(self) -> Cache:
-        """See `Storage`."""
-        return self._shelf.cache
-
-    async def get(self, key: Key) -> Object | None:
-        """See `Storage`. Raises NodeUnavailable when it may be on a node that was never read."""
-        row = await self._operating.find(self._shelf, key)
-        return None if row is None else row.object()
-
-    async def list(self, namespace: str) -> Listing:
-        """See `Storage`."""
-        return await self._operating.listing(self._shelf, namespace)
 
     def check(self, new: Object, old: Object | None) -> Sequence[Cause]:
         """See `Storage`."""

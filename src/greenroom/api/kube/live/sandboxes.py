@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,12 +20,11 @@ from greenroom.api.kube.live.compiling import Made
 from greenroom.api.kube.live.documents import Document
 from greenroom.api.kube.live.instants import instant_text, same_instant, seconds_of
 from greenroom.api.kube.live.operating import Ending, Operating, new_key
+from greenroom.api.kube.live.shelved import Shelved
 from greenroom.api.kube.live.shelves import LiveRow
-from greenroom.api.kube.objects import Key, Object, copied, key_of, metadata_of, rfc3339, same
+from greenroom.api.kube.objects import Object, copied, key_of, metadata_of, rfc3339, same
 from greenroom.api.kube.status import Cause, already_exists, conflict, invalid
-from greenroom.api.kube.storage import Listing
 from greenroom.api.kube.validation import not_allowed, wrong
-from greenroom.api.kube.watching import Cache
 from greenroom.errors import UnknownSnapshot, UnknownTemplate
 from greenroom.wire.ids import is_snapshot_id
 from greenroom.wire.messages import (
@@ -41,29 +40,13 @@ _SNAPSHOT = re.compile(r"[a-z0-9_-]{1,128}(:[a-z0-9_.-]{1,128})?")
 _FIXED: Final = ("podTemplate", "service", "volumeClaimTemplates")
 
 
-class SandboxStorage:
+class SandboxStorage(Shelved):
     """See the module."""
 
     kind = SANDBOX
 
     def __init__(self, operating: Operating) -> None:
-        self._operating = operating
-        self._shelf = operating.live.sandboxes
-        self._now: Callable[[], float] = operating.live.now
-
-    @property
-    def cache(self) -> Cache:
-        """See `Storage`."""
-        return self._shelf.cache
-
-    async def get(self, key: Key) -> Object | None:
-        """See `Storage`. Raises NodeUnavailable when it may be on a node that was never read."""
-        row = await self._operating.find(self._shelf, key)
-        return None if row is None else row.object()
-
-    async def list(self, namespace: str) -> Listing:
-        """See `Storage`."""
-        return await self._operating.listing(self._shelf, namespace)
+        super().__init__(operating, operating.live.sandboxes)
 
     def check(self, new: Object, old: Object | None) -> Sequence[Cause]:
         """See `Storage`."""
