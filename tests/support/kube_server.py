@@ -28,7 +28,7 @@ KUBECTL = shutil.which("kubectl.1.32") or shutil.which("kubectl")
 class KubeServer:
     """A running server; `attempts` are the requests that it was asked about, `watched` is set by a watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, watches: int) -> None:
         self.storages = {kind.plural: MemoryStorage(kind) for kind in (*KINDS, *CORE)}
         self.attempts: list[Attempt] = []
         self.watched = asyncio.Event()
@@ -39,7 +39,7 @@ class KubeServer:
         self.visible: frozenset[str] | None = None
         """Names of the objects that callers may see; None for all."""
         self.app = application(
-            list(self.storages.values()), self._admit, ready=lambda: self.ready, crowd=Crowd(each=2)
+            list(self.storages.values()), self._admit, ready=lambda: self.ready, crowd=Crowd(each=watches)
         )
         self.url = ""
         self.client: httpx.AsyncClient
@@ -61,9 +61,9 @@ class KubeServer:
 
 
 @contextlib.asynccontextmanager
-async def kube_server() -> AsyncIterator[KubeServer]:
-    """A server for the length of a block."""
-    server = KubeServer()
+async def kube_server(watches: int = 100) -> AsyncIterator[KubeServer]:
+    """A server for the length of a block, where one caller may have so many watches."""
+    server = KubeServer(watches)
     async with serving_beside(server.app, listen("127.0.0.1", 0)) as url:
         server.url = url
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:

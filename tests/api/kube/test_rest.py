@@ -30,7 +30,7 @@ TABLE = {"accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[KubeServer]:
-    async with kube_server() as running:
+    async with kube_server(watches=2) as running:
         yield running
 
 
