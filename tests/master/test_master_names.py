@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -25,17 +24,10 @@ from greenroom.store.records import StoredObject
 from greenroom.wire.messages import Sandbox, Size
 from tests.support.cluster import Cluster
 from tests.support.fake_node import DEADLINE, FakeNode
+from tests.support.waiting import until_true
 
 Claim = Callable[..., Sandbox]
 BOX = {"owner": "ns", "name": "box"}
-
-
-def soon(condition: Callable[[], object]) -> None:
-    """Try until it holds. Not the node's own wait: in that it cannot answer."""
-    ends = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < ends, "this did not come true in time"
-        time.sleep(0.005)
 
 
 def confirm(plane: Cluster, node: FakeNode, sandbox: Sandbox) -> None:
@@ -112,7 +104,7 @@ def test_a_name_is_free_again_after_its_sandbox(plane: Cluster, node: FakeNode, 
         except NameTaken:
             return False
 
-    soon(made_again)
+    until_true(made_again, DEADLINE)
 
 
 def test_a_name_is_free_again_when_its_sandbox_was_never_confirmed(
@@ -127,7 +119,7 @@ def test_a_name_is_free_again_when_its_sandbox_was_never_confirmed(
         except NameTaken:
             return False
 
-    soon(made_again)
+    until_true(made_again, DEADLINE)
 
 
 def test_the_same_key_again_is_no_second_sandbox_of_that_name(node: FakeNode, claim: Claim) -> None:
@@ -221,7 +213,7 @@ def test_a_quota_holds_over_all_nodes_before_any_is_asked(
         confirm(plane, node, sandbox)
         del node.sandboxes[sandbox.sandbox_id]
     made.clear()
-    soon(lambda: refused() is None)
+    until_true(lambda: refused() is None, DEADLINE)
 
 
 def test_a_node_whose_journal_is_full_leaves_claims_to_the_others(

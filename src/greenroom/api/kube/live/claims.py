@@ -18,8 +18,8 @@ from greenroom.api.kube.live.documents import Document, Part
 from greenroom.api.kube.live.instants import seconds_of
 from greenroom.api.kube.live.operating import Ending, Operating, new_key
 from greenroom.api.kube.live.policies import template_network
-from greenroom.api.kube.live.sandboxes import held, leaving
 from greenroom.api.kube.live.shelved import Shelved
+from greenroom.api.kube.live.shelves import LiveRow
 from greenroom.api.kube.objects import Object, copied, key_of, metadata_of, same
 from greenroom.api.kube.status import (
     Cause,
@@ -206,20 +206,10 @@ class SandboxClaimStorage(Shelved):
                 await self._operating.forever(now)
         return self._operating.row_of(self._shelf, now).object()
 
-    async def remove(self, old: Object, *, dry_run: bool) -> None:
-        """See `Storage`. A sandbox that somebody's finalizer holds keeps its claim until that is gone."""
-        row = self._operating.present(self._shelf, CLAIM, old)
-        if dry_run:
-            return
-        listed = row.facts.listed
-        document = documents.document_of(listed)
-        with self._operating.about(CLAIM, key_of(old)[1]):
-            if held(document.sandbox):
-                part = documents.claim_part(row.object())
-                going = Document(leaving(document.sandbox, self._now()), leaving(part, self._now()))
-                await self._operating.declare(row, going, Ending.of(listed.declared))
-            else:
-                await self._operating.end(listed)
+    def _kept(self, row: LiveRow, document: Document) -> Document | None:
+        if not documents.held(document.sandbox):
+            return None
+        return Document(document.sandbox, documents.claim_part(row.object()))
 
     async def orphan(self, old: Object, *, dry_run: bool) -> None:
         """See `Orphaning`: the sandbox stays, and belongs to nobody."""

@@ -27,7 +27,7 @@ from greenroom.api.kube.kinds import CLAIM, SANDBOX, Kind
 from greenroom.api.kube.live.conditions import Facts, claim_status, sandbox_status
 from greenroom.api.kube.live.instants import instant_text, same_instant
 from greenroom.api.kube.objectmeta import value_problem
-from greenroom.api.kube.objects import Object
+from greenroom.api.kube.objects import Object, metadata_of
 from greenroom.wire.messages import FOREVER, Declared, Listed, Size
 
 PREFIX: Final = "sandbox.greenroom.dev/"
@@ -184,8 +184,7 @@ def _metadata(facts: Facts, kind: Kind, part: Part) -> Object:
     declared = listed.declared
     if listed.ended_at is not None and declared is not None and not declared.retain:
         # It would be gone, if no finalizer held it.
-        metadata.setdefault("deletionTimestamp", instant_text(listed.ended_at))
-        metadata.setdefault("deletionGracePeriodSeconds", 0)
+        metadata = {**_end_of(listed.ended_at), **metadata}
     return metadata
 
 
@@ -334,12 +333,31 @@ def declared_of(
         revision=revision,
         retain=retain,
         retain_for=retain_for,
-        held=any(
-            part is not None and (part.get("metadata") or {}).get("finalizers")
-            for part in (document.sandbox, document.claim)
-        ),
+        held=held(document.sandbox) or (document.claim is not None and held(document.claim)),
         shutdown_at=shutdown_at,
     )
+
+
+def held(part: Part) -> bool:
+    """Whether somebody's finalizer keeps an object."""
+    return bool(metadata_of(part).get("finalizers"))
+
+
+def going(document: Document, now: float) -> Document:
+    """The document with the mark that its objects are going."""
+    claim = document.claim
+    return Document(_leaving(document.sandbox, now), None if claim is None else _leaving(claim, now))
+
+
+def _leaving(part: Part, now: float) -> Part:
+    metadata = dict(metadata_of(part))
+    if not metadata.get("deletionTimestamp"):
+        metadata |= _end_of(now)
+    return {**part, "metadata": metadata}
+
+
+def _end_of(now: float) -> Object:
+    return {"deletionTimestamp": instant_text(now), "deletionGracePeriodSeconds": 0}
 
 
 def lies(obj: Object, old: Object | None = None) -> list[str]:

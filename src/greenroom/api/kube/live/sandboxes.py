@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from greenroom.api.kube import objectmeta
@@ -22,7 +21,7 @@ from greenroom.api.kube.live.instants import instant_text, same_instant, seconds
 from greenroom.api.kube.live.operating import Ending, Operating, new_key
 from greenroom.api.kube.live.shelved import Shelved
 from greenroom.api.kube.live.shelves import LiveRow
-from greenroom.api.kube.objects import Object, copied, key_of, metadata_of, rfc3339, same
+from greenroom.api.kube.objects import Object, copied, key_of, same
 from greenroom.api.kube.status import Cause, already_exists, conflict, invalid
 from greenroom.api.kube.validation import not_allowed, wrong
 from greenroom.errors import UnknownSnapshot, UnknownTemplate
@@ -159,20 +158,10 @@ class SandboxStorage(Shelved):
                 await self._operating.resume(now)
         return self._operating.row_of(self._shelf, now).object()
 
-    async def remove(self, old: Object, *, dry_run: bool) -> None:
-        """See `Storage`. A claim that somebody's finalizer holds keeps its sandbox until that is gone."""
-        row = self._operating.present(self._shelf, SANDBOX, old)
-        if dry_run:
-            return
-        listed = row.facts.listed
-        document = documents.document_of(listed)
-        with self._operating.about(SANDBOX, key_of(old)[1]):
-            if document.claim is not None and held(document.claim):
-                part = documents.sandbox_part(row.object())
-                going = Document(leaving(part, self._now()), leaving(document.claim, self._now()))
-                await self._operating.declare(row, going, Ending.of(listed.declared))
-            else:
-                await self._operating.end(listed)
+    def _kept(self, row: LiveRow, document: Document) -> Document | None:
+        if document.claim is None or not documents.held(document.claim):
+            return None
+        return Document(documents.sandbox_part(row.object()), document.claim)
 
     async def act(self, action: Action, old: Object, body: Object, *, dry_run: bool) -> Object:
         """See `Storage`."""
@@ -301,17 +290,3 @@ def _ending(listed: Listed, new: Object, before: Object) -> Ending:
     wish = Ending.of(listed.declared)._replace(retain=new.get("shutdownPolicy") != "Delete")
     told = new.get("shutdownTime")
     return wish if same(told, before.get("shutdownTime")) else wish._replace(shutdown_at=seconds_of(told))
-
-
-def held(part: documents.Part) -> bool:
-    """Whether somebody's finalizer keeps an object."""
-    return bool(metadata_of(part).get("finalizers"))
-
-
-def leaving(part: documents.Part, now: float) -> documents.Part:
-    """An object's part with the mark that it is going."""
-    metadata = dict(metadata_of(part))
-    if not metadata.get("deletionTimestamp"):
-        metadata["deletionTimestamp"] = rfc3339(datetime.fromtimestamp(now, UTC))
-        metadata["deletionGracePeriodSeconds"] = 0
-    return {**part, "metadata": metadata}
