@@ -7,19 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.platform import Platform
+from tests.support.platform import Platform, running
 
 
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """One running platform with real microVMs, shared by the tests, with `greenroom env` applied."""
-    made = Platform(tmp_path_factory.mktemp("platform"))
-    made.up("--warm", "4")
-    try:
+    with running(tmp_path_factory.mktemp("platform"), "--warm", "4") as made:
         yield made
-    finally:
-        made.down()
-    assert made.leftovers() == {}
 
 
 @pytest.fixture

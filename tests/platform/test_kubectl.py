@@ -20,7 +20,7 @@ import yaml
 from e2b import Sandbox
 
 from tests.support.kubectl import KUBECTL, Kubectl
-from tests.support.platform import Platform
+from tests.support.platform import Platform, running
 from tests.support.waiting import until_true as until
 
 pytestmark = [
@@ -76,13 +76,8 @@ POOL = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A running platform with real microVMs."""
-    made = Platform(tmp_path_factory.mktemp("kubectl"))
-    made.up("--warm", "2")
-    try:
+    with running(tmp_path_factory.mktemp("kubectl"), "--warm", "2") as made:
         yield made
-    finally:
-        made.down()
-    assert made.leftovers() == {}
 
 
 @pytest.fixture(scope="module")

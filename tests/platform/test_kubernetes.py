@@ -21,7 +21,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.support.informer import Informer
 from tests.support.kubectl import KUBECTL, Kubectl
-from tests.support.platform import Platform
+from tests.support.platform import Platform, running
 from tests.support.waiting import until_true as until
 
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl on this machine")
@@ -59,12 +59,8 @@ def sandbox(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A running platform without VMs."""
-    made = Platform(tmp_path_factory.mktemp("kubernetes"))
-    made.up("--engine", "simulated", "--warm", "2")
-    try:
+    with running(tmp_path_factory.mktemp("kubernetes"), "--engine", "simulated", "--warm", "2") as made:
         yield made
-    finally:
-        made.down()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from kubernetes import client, config, watch
 from tests.platform.test_kubernetes import TEMPLATE, TEMPLATES, needs_kubectl, persist
 from tests.support.informer import Informer
 from tests.support.kubectl import Kubectl
-from tests.support.platform import Platform
+from tests.support.platform import Platform, running
 from tests.support.waiting import until_true as until
 
 ROUNDS = 6
@@ -25,12 +25,8 @@ ROUNDS = 6
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform with two apis."""
-    made = Platform(tmp_path_factory.mktemp("replicas"))
-    made.up("--engine", "simulated", "--api", "2")
-    try:
+    with running(tmp_path_factory.mktemp("replicas"), "--engine", "simulated", "--api", "2") as made:
         yield made
-    finally:
-        made.down()
 
 
 @pytest.fixture(scope="module")

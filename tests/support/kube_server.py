@@ -113,3 +113,14 @@ class Kubectl:
         text = (out + errors).decode()
         assert code == status, text
         return text
+
+
+def sandbox(name: str = "box", **spec: Any) -> dict[str, Any]:
+    """A Sandbox as clients write it."""
+    containers = [{"name": "main", "image": "base"}]
+    return {
+        "apiVersion": "agents.x-k8s.io/v1beta1",
+        "kind": "Sandbox",
+        "metadata": {"name": name},
+        "spec": {"podTemplate": {"spec": {"containers": containers}}, **spec},
+    }

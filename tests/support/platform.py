@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,15 @@ class Platform:
         links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout)
         found["taps"] += [link["ifname"] for link in links if link["ifname"].startswith("tap")]
         return {kind: things for kind, things in found.items() if things}
+
+
+@contextlib.contextmanager
+def running(place: Path, *options: str) -> Iterator[Platform]:
+    """A platform that is up for the length of a block, of which nothing is left afterwards."""
+    made = Platform(place)
+    made.up(*options)
+    try:
+        yield made
+    finally:
+        made.down()
+    assert made.leftovers() == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support.kube_server import KUBECTL, Kubectl, KubeServer, kube_server
+from tests.support.kube_server import KUBECTL, Kubectl, KubeServer, kube_server, sandbox
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl on this machine")
 
@@ -25,16 +25,6 @@ async def server() -> AsyncIterator[KubeServer]:
 @pytest.fixture
 def kubectl(server: KubeServer, tmp_path: Path) -> Kubectl:
     return Kubectl(server.url, tmp_path)
-
-
-def sandbox(name: str = "box", **spec: Any) -> dict[str, Any]:
-    containers = [{"name": "main", "image": "base"}]
-    return {
-        "apiVersion": "agents.x-k8s.io/v1beta1",
-        "kind": "Sandbox",
-        "metadata": {"name": name},
-        "spec": {"podTemplate": {"spec": {"containers": containers}}, **spec},
-    }
 
 
 def pool(replicas: int = 2, **labels: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from greenroom.api.kube.resources import Attempt
 from greenroom.api.kube.rest import application
 from greenroom.wire.serving import listen, serving_beside
 from tests.support.kube_fleet import World
-from tests.support.kube_server import KUBECTL, Kubectl
+from tests.support.kube_server import KUBECTL, Kubectl, sandbox
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl on this machine")
 
@@ -49,16 +49,6 @@ async def server() -> AsyncIterator[Server]:
 @pytest.fixture
 def kubectl(server: Server, tmp_path: Path) -> Kubectl:
     return Kubectl(server.url, tmp_path)
-
-
-def sandbox(name: str = "box", **spec: Any) -> dict[str, Any]:
-    containers = [{"name": "main", "image": "base"}]
-    return {
-        "apiVersion": "agents.x-k8s.io/v1beta1",
-        "kind": "Sandbox",
-        "metadata": {"name": name},
-        "spec": {"podTemplate": {"spec": {"containers": containers}}, **spec},
-    }
 
 
 def claim(name: str = "job") -> dict[str, Any]:
